@@ -56,7 +56,7 @@ def rank(root: Path) -> dict[str, str]:
     """Lay out a rank's folder and return its environment."""
     folder = Path(tempfile.mkdtemp(dir=root))
     hook_files.install_hook(folder)
-    step_counter.create(folder / layout.STEP_FILE)
+    step_counter.create_step_file(folder / layout.STEP_FILE)
     own = {
         layout.RANK_DIR_ENV: str(folder),
         layout.STACK_SIGNAL_ENV: "50",

@@ -23,15 +23,15 @@ import orchestrator
 from bench.run import RUN_S_MAX, main, spec, stamps
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.decisions import Kind
+from orchestrator.brain.model.decisions import VerdictKind
 from orchestrator.brain.model.facts import News
-from orchestrator.core.checkpoints.choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.journal import goodput
 from orchestrator.journal.goodput import TimeKind
 from orchestrator.journal.job_record import Record
-from orchestrator.journal.journal_file import Entry
+from orchestrator.journal.journal_file import JournalEntry
 from orchestrator.spec.limits import limits_of
 from orchestrator.spec.model import JobSpec
 from tests.support.brain_story import LIMITS, planned_node
@@ -44,13 +44,13 @@ SAVES_S = (MINUTE_S, 5 * MINUTE_S, 30 * MINUTE_S)
 STEP_S = 5.0
 
 LLAMA_3 = {
-    "faulty GPU": (148, Kind.CRASH), "GPU HBM3 memory": (72, Kind.CRASH), "software bug": (54, Kind.CRASH),
-    "network switch or cable": (35, Kind.HANG), "unplanned host maintenance": (32, Kind.NODE_LOST),
-    "GPU SRAM memory": (19, Kind.CRASH), "GPU system processor": (17, Kind.CRASH), "NIC": (7, Kind.HANG),
-    "NCCL watchdog timeouts": (7, Kind.HANG), "silent data corruption": (6, Kind.CRASH),
-    "GPU thermal interface and sensor": (6, Kind.CRASH), "SSD": (3, Kind.NODE_LOST), "power supply": (3, Kind.NODE_LOST),
-    "server chassis": (2, Kind.NODE_LOST), "IO expansion board": (2, Kind.NODE_LOST), "dependency": (2, Kind.CRASH),
-    "CPU": (2, Kind.NODE_LOST), "system memory": (2, Kind.NODE_LOST),
+    "faulty GPU": (148, VerdictKind.CRASH), "GPU HBM3 memory": (72, VerdictKind.CRASH), "software bug": (54, VerdictKind.CRASH),
+    "network switch or cable": (35, VerdictKind.HANG), "unplanned host maintenance": (32, VerdictKind.NODE_LOST),
+    "GPU SRAM memory": (19, VerdictKind.CRASH), "GPU system processor": (17, VerdictKind.CRASH), "NIC": (7, VerdictKind.HANG),
+    "NCCL watchdog timeouts": (7, VerdictKind.HANG), "silent data corruption": (6, VerdictKind.CRASH),
+    "GPU thermal interface and sensor": (6, VerdictKind.CRASH), "SSD": (3, VerdictKind.NODE_LOST), "power supply": (3, VerdictKind.NODE_LOST),
+    "server chassis": (2, VerdictKind.NODE_LOST), "IO expansion board": (2, VerdictKind.NODE_LOST), "dependency": (2, VerdictKind.CRASH),
+    "CPU": (2, VerdictKind.NODE_LOST), "system memory": (2, VerdictKind.NODE_LOST),
 }  # fmt: skip
 """The 419 unexpected interruptions in 54 days on 16,384 GPUs: "The Llama 3 Herd of Models" (arXiv:2407.21783), table 5; 47 more
 were planned. As what each cause shows itself is assumed."""
@@ -71,7 +71,7 @@ class Failure:
     """What befalls a job; without a kind a person plans an interruption."""
 
     at_s: float
-    kind: Kind | None
+    kind: VerdictKind | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,13 @@ class Way:
     """How long it takes until a failure is known, and then until all ranks begin again."""
 
     name: str
-    detect_s: dict[Kind, float]
+    detect_s: dict[VerdictKind, float]
     restart_s: float
 
 
 def llama_3(rng: random.Random) -> Iterator[Failure]:
     """Yield the interruptions of 54 days: as many of each cause as published, at any time."""
-    kinds: list[Kind | None] = [kind for count, kind in LLAMA_3.values() for _ in range(count)]
+    kinds: list[VerdictKind | None] = [kind for count, kind in LLAMA_3.values() for _ in range(count)]
     kinds += [None] * PLANNED
     for kind in kinds:
         yield Failure(rng.uniform(0.0, 54 * DAY_S), kind)
@@ -158,9 +158,9 @@ def _beat(at_s: float, attempt: int, steps: int) -> News:
 
 def _over(failure: Failure, attempt: int, at_s: float) -> News:
     if failure.kind is None:
-        return d.Finish(at_s, "planned", attempt, d.Ending.RESTART)
+        return d.Finish(at_s, "planned", attempt, d.AttemptEnd.RESTART)
     kind, since_s = failure.kind, failure.at_s
-    verdict = d.Verdict(kind, (), "", kind.value, (), d.Signature(kind), None, since_s, True)
+    verdict = d.Verdict(kind, (), "", kind.value, (), d.FailureSignature(kind), None, since_s, True)
     return d.Judge(at_s, kind.value, attempt, verdict)
 
 
@@ -171,8 +171,8 @@ def shares(case: Case, way: Way, save_s: float) -> list[dict[TimeKind, float]]:
         record = Record()
         news = journal(case, way, save_s, list(case.draw(random.Random(run))))
         for number, one in enumerate(news, 1):
-            record.learn(Entry(number, one.at, one.at, "bench", "", 0, one))
-        spent = goodput.of_record(record).rank_seconds()
+            record.learn(JournalEntry(number, one.at, one.at, "bench", "", 0, one))
+        spent = goodput.from_record(record).rank_seconds()
         found.append({kind: rank_s / sum(spent.values()) for kind, rank_s in spent.items()})
     return found
 
@@ -223,7 +223,7 @@ def lost(folder: Path) -> None:
         f"judges a lost host after {gone_s:.1f} s"
     )
     for case in CASES:
-        known_s = {Kind.CRASH: crash_s, Kind.NODE_LOST: gone_s, Kind.HANG: HANG_S}
+        known_s = {VerdictKind.CRASH: crash_s, VerdictKind.NODE_LOST: gone_s, VerdictKind.HANG: HANG_S}
         ours = Way("orch", known_s, restart_s + case.orders_s)
         theirs = Way("by hand", dict.fromkeys(known_s, NOTICED_S), BY_HAND_S)
         print(f"{case.name}; {RUNS} runs, {case.load_s:g} s to load")

@@ -59,7 +59,7 @@ def _limit_s(entry: Entry) -> float:
 
 
 def _row(entry: Entry, job: Sight) -> str:
-    judged, suspects = job.news(d.Judge), job.notices(d.Topic.SUSPECT)
+    judged, suspects = job.news(d.Judge), job.notices(d.NoticeTopic.SUSPECT)
     limit = f"{entry.found_s_max:.0f} s" if isinstance(entry, Case) else "never"
     if not judged:
         looks = len({(one.attempt, one.inspection) for one in job.news(orders.Inspect)})

@@ -20,7 +20,7 @@ from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
-from orchestrator.core.planned import Limits, PlannedNode
+from orchestrator.core.plan_types import Limits, PlannedNode
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from tests.support.frames import frame
@@ -119,7 +119,7 @@ class _Job:
                 if isinstance(decision, d.To) and isinstance(decision.order, orders.Inspect):
                     self.looks += 1
                     self.pending.append(decision.order)
-                elif isinstance(decision, d.Notice) and decision.topic is d.Topic.SUSPECT:
+                elif isinstance(decision, d.Notice) and decision.topic is d.NoticeTopic.SUSPECT:
                     self.named_s = self.named_s or self.now_s
                 elif isinstance(decision, d.Judge):
                     self.judged, self.named_s = decision, self.named_s or self.now_s

@@ -22,7 +22,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core import codec, observations
-from orchestrator.core.checkpoints.choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import orders, reports
@@ -111,12 +111,12 @@ def crash(attempt: int, at: float, count: int) -> Iterator[News]:
         "RuntimeError", "NCCL error", "Traceback\n" * 20, frame("train.py:10 step")
     )
     verdict = d.Verdict(
-        d.Kind.CRASH,
+        d.VerdictKind.CRASH,
         (1,),
         "node-0",
         "rank 1: NCCL error",
         (d.Evidence("evidence"),),
-        d.Signature(d.Kind.CRASH),
+        d.FailureSignature(d.VerdictKind.CRASH),
         count,
         at,
         True,

@@ -256,7 +256,7 @@ def _write_log(path: Path, index: LogIndex, span_s: int) -> None:
                 for line in range(1000)
             )
             file.write("".join(lines).encode())
-            index.note(began_ns + second * 10**9, file.tell())
+            index.record(began_ns + second * 10**9, file.tell())
     index.close()
 
 

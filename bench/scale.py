@@ -34,12 +34,12 @@ from orchestrator.core import observations as seen
 from orchestrator.core.jobdir import home, requests, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.planned import PlannedNode, PlannedPool
+from orchestrator.core.plan_types import PlannedNode, PlannedPool
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.journal import facts_file
 from orchestrator.submission import credentials
-from orchestrator.supervisor import rounds
+from orchestrator.supervisor import main_loop
 from orchestrator.supervisor import status as status_object
 from tests.support import jobs
 from tests.support.fake_backend import Backend
@@ -72,7 +72,7 @@ def make(place: Path, nodes: int) -> JobDir:
         folder.mkdir(parents=True, exist_ok=True)
     plan = plan_of(nodes, job.id)
     job.plan.write_text(codec.dumps(plan))
-    credentials.fill(job.secrets, plan, {"PATH": os.environ["PATH"]}, None)
+    credentials.write_credentials(job.secrets, plan, {"PATH": os.environ["PATH"]}, None)
     return job
 
 
@@ -241,8 +241,8 @@ def steady(job: JobDir, pid: int) -> None:
     facts, plan = facts_file.read(job).facts, codec.loads(Plan, job.plan.read_bytes())
     spent_s = cost(
         lambda: codec.dumps_plain(
-            status_file.as_json(
-                status_object.status(plan, facts, status_object.Now(facts.heard_at, time.time()))
+            status_file.to_json(
+                status_object.status(plan, facts, status_object.Now(facts.last_event_at, time.time()))
             )
         )
     )
@@ -265,7 +265,7 @@ def next_attempt(job: JobDir, pid: int, nodes: int) -> None:
     """Ask for another attempt: measure its stop and its start."""
     before_s = cpu_s(pid)
     asked_s = time.time()
-    requests.ask(job.requests, "restart")
+    requests.send(job.requests, "restart")
     stop_s = all_arrived(job, "Stop", 1, nodes)
     start_s = all_arrived(job, "Start", 2, nodes)
     first = [min(arrived(job, "Stop", 1)), min(arrived(job, "Start", 2))]
@@ -301,7 +301,7 @@ def _up(job: JobDir) -> int:
 def cancel(job: JobDir, nodes: int) -> None:
     """Cancel the job: measure until all nodes are told, and until it has ended."""
     asked_s = time.time()
-    requests.ask(job.requests, "cancel")
+    requests.send(job.requests, "cancel")
     stop_s = all_arrived(job, "Stop", 2, nodes)
     over_s = await_("the end", lambda: state(job)["state"] == "CANCELLED")
     say("orch cancel: until all nodes have the order to stop (aim: 2 s)", f"{stop_s - asked_s:.2f} s")
@@ -334,7 +334,7 @@ def brain(nodes: int) -> None:
     say(
         f"the brain alone with {nodes} nodes",
         f"{1e6 * learned / beats / nodes:.0f} µs to learn a beat, {1000 * min(decided):.1f} ms to decide, "
-        f"{1000 * cost(lambda: alone.beats()):.1f} ms to coalesce all beats",
+        f"{1000 * cost(lambda: alone.take_heartbeats()):.1f} ms to coalesce all beats",
     )
 
 
@@ -369,7 +369,9 @@ def play(alone: Brain, nodes: int) -> float:
                     alone.learn(e.FromNode(now_s, node, reports.Prepared(1, "10.0.0.1", 29500, first)))
                 case d.To(node=node, order=orders.Probe()):
                     alone.learn(
-                        e.FromNode(now_s, node, reports.Probed(1, (seen.Reached("10.0.0.1", "eth0"),), ()))
+                        e.FromNode(
+                            now_s, node, reports.Probed(1, (seen.ReachableAddress("10.0.0.1", "eth0"),), ())
+                        )
                     )
                 case d.To(node=node, order=orders.Start()):
                     pids = tuple(range(PER_NODE))
@@ -384,7 +386,7 @@ def main() -> None:
     words = sys.argv[1:]
     if words[:1] == ["supervise"]:
         gc.set_threshold(*GC_THRESHOLD)  # as `orch.pyz supervise` does
-        os._exit(rounds.supervise(Path(words[1]), lambda job, plan: Backend()))
+        os._exit(main_loop.supervise(Path(words[1]), lambda job, plan: Backend()))
     place = Path(tempfile.mkdtemp(prefix="orch-bench-"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:

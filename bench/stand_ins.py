@@ -37,7 +37,7 @@ OWN_WORK_S = 10.0
 REDIAL_S_MIN, REDIAL_S_MAX = 0.1, 2.0
 CONNECT_S_MAX = 10.0
 
-_ORDERS = codec.by_kind(orders.Order)
+_ORDERS = codec.classes_by_kind(orders.Order)
 _FRAMES = tuple(f"/work/code/package/module_{frame}.py:{100 + frame} function_{frame}" for frame in range(20))
 
 
@@ -84,7 +84,7 @@ class Node:
     def __init__(self, gang: Gang, index: int, token: str) -> None:
         self._gang, self._index, self._token = gang, index, token
         self.name = f"node-{index}"
-        self._line: connection.Line | None = None
+        self._line: connection.PeerConnection | None = None
         self._kept: dict[int, reports.ReliableReport] = {}
         self._seq = self._beats = self._attempt = self._ready = 0
         self._ranks: tuple[int, ...] = ()
@@ -96,12 +96,12 @@ class Node:
         pause_s, octets = REDIAL_S_MIN, (self._index // 250, self._index % 250 + 1)
         while not self.is_dismissed:
             with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError):
-                host, port = connection.address(self._gang.job.endpoint.read_text().split()[0])
+                host, port = connection.parse_address(self._gang.job.endpoint.read_text().split()[0])
                 opening = asyncio.open_connection(
                     host, port, ssl=context, server_hostname="orch", limit=LINE_BYTES_MAX,
                     local_addr=(f"127.1.{octets[0]}.{octets[1]}", 0),
                 )  # fmt: skip
-                self._line = connection.Line(*await asyncio.wait_for(opening, CONNECT_S_MAX))
+                self._line = connection.PeerConnection(*await asyncio.wait_for(opening, CONNECT_S_MAX))
                 self._greet()
                 while True:
                     data, _ = await self._line.receive()
@@ -116,7 +116,7 @@ class Node:
 
     def _greet(self) -> None:
         assert self._line is not None
-        ranks = tuple(seen.RankSeen(rank, 1000 + rank, False) for rank in self._ranks)
+        ranks = tuple(seen.ReportedRank(rank, 1000 + rank, False) for rank in self._ranks)
         running = self._attempt if self._ranks else 0
         hello = reports.Hello(
             reports.PROTOCOL, self._gang.job.id, self._token, self.name, f"boot-{self._index}", self.name, 7, running, self._ready,
@@ -130,7 +130,7 @@ class Node:
         self._seq += 1
         self._kept[self._seq] = report
         if self._line is not None:
-            with contextlib.suppress(connection.LineError):
+            with contextlib.suppress(connection.PeerError):
                 self._line.send(report, self._seq)
 
     def _obey(self, order: orders.Order) -> None:
@@ -149,7 +149,7 @@ class Node:
                 addresses = (seen.Address("10.0.0.1", "eth0"),) if is_probed else ()
                 self._report(reports.Prepared(attempt, "10.0.0.1", 29500, addresses))
             case orders.Probe():
-                reached = tuple(seen.Reached(address, "eth0") for address in order.addresses)
+                reached = tuple(seen.ReachableAddress(address, "eth0") for address in order.addresses)
                 self._report(reports.Probed(attempt, reached, ()))
             case orders.Start():
                 assert self._prepared is not None
@@ -191,7 +191,7 @@ class Node:
         steps, now_s = self._gang.steps(self._attempt), time.time()
         self._beats += 1
         ranks = tuple(_heartbeat(rank, steps, now_s) for rank in self._ranks)
-        with contextlib.suppress(connection.LineError):
+        with contextlib.suppress(connection.PeerError):
             self._line.send(reports.Heartbeat(self._attempt, ranks, self._beats))
 
 

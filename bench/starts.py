@@ -199,7 +199,7 @@ def memory(folder: Path) -> None:
         job = orchestrator.submit(file, environ=env, overrides=(f"start={start}",))
         stamps(out, 4, 100)
         ranks = [rank["pid"] for rank in job.status()["ranks"]]
-        of_job = procfs.with_env(f"ORCH_TAG={job.id}/".encode())
+        of_job = procfs.find_by_env(f"ORCH_TAG={job.id}/".encode())
         pids = {*ranks, *(proc.pid for proc in of_job if b"template.py" in read(proc.pid, "cmdline"))}
         sizes = [read(pid, "smaps_rollup").partition(b"Pss:")[2].split()[0] for pid in pids if pid]
         job.cancel()

@@ -26,7 +26,7 @@ from orchestrator.cli.group import cli
 from orchestrator.journal.journal_file import content
 from orchestrator.spec import load
 from orchestrator.spec.value_types import DURATION, LINE, PATTERNS, WHOLE_MAX
-from orchestrator.spec.yaml_document import shown
+from orchestrator.spec.yaml_document import quote_value
 from orchestrator.supervisor import status
 from tests import versions
 from tests.support.sim.night import random_night
@@ -192,7 +192,7 @@ def _value(info: Json) -> str:
 def _default(default: object) -> str:
     if default in (None, [], {}):
         return "none"
-    return _code(", ".join(default) if isinstance(default, list) else shown(default))
+    return _code(", ".join(default) if isinstance(default, list) else quote_value(default))
 
 
 def fields() -> str:

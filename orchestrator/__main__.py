@@ -26,21 +26,21 @@ def main(argv: list[str]) -> int:
     """Run the role of the first word: `agent`, `supervise FOLDER`, `guard FOLDER`, or `--selftest`."""
     from orchestrator.core.jobdir import ownership
 
-    ownership.close_to_others()
+    ownership.restrict_umask()
     match argv:
         case ["agent"]:
             gc.disable()  # imports make lasting objects and no garbage
-            from orchestrator.agent.process import agent, keeper
+            from orchestrator.agent.process import agent, agent_monitor
 
             gc.freeze()
             gc.enable()
-            return keeper.main(agent.run_agent)
+            return agent_monitor.main(agent.run_agent)
         case ["supervise", folder]:
             return _supervise(Path(folder))
         case ["guard", folder]:
-            from orchestrator.supervisor import guard
+            from orchestrator.supervisor import supervisor_watchdog
 
-            return guard.main(Path(folder))
+            return supervisor_watchdog.main(Path(folder))
         case ["--selftest"]:
             return _selftest()
         case _:
@@ -57,32 +57,32 @@ def _supervise(folder: Path) -> int:
     from orchestrator.core.errors import OrchError
     from orchestrator.core.jobdir import full_disk
     from orchestrator.core.slurm import step_env
-    from orchestrator.supervisor.guard import UNFIT
-    from orchestrator.supervisor.rounds import supervise
+    from orchestrator.supervisor.main_loop import supervise
+    from orchestrator.supervisor.supervisor_watchdog import EXIT_UNFIT_FOLDER
 
     gc.set_threshold(*GC_THRESHOLD)
-    full_disk.print_patiently()
+    full_disk.buffer_output()
     try:
-        return supervise(folder, _backend, step_env.allocation(os.environ))
+        return supervise(folder, _make_backend, step_env.allocation_id(os.environ))
     except OrchError as err:
         print(f"{err.where}: {err.what}; fix: {err.fix}", file=sys.stderr)
     except OSError as err:
         if err.errno != errno.ENOLCK:
             raise
         print(f"{err.filename}: {err.strerror}", file=sys.stderr)
-    return UNFIT
+    return EXIT_UNFIT_FOLDER
 
 
-def _backend(job: JobDir, plan: Plan) -> Backend:
+def _make_backend(job: JobDir, plan: Plan) -> Backend:
     """Return the backend of a plan; that of SSH jobs needs paramiko, on this machine alone."""
     if plan.backend == "ssh":
         from orchestrator.backends.ssh.backend import SshBackend
 
         return SshBackend(job, plan)
     if plan.slurm is not None:
-        from orchestrator.backends.slurm.backend import of_environment
+        from orchestrator.backends.slurm.backend import create_backend
 
-        return of_environment(job, os.environ, plan.slurm.options)
+        return create_backend(job, os.environ, plan.slurm.options)
     from orchestrator.backends.local import LocalBackend
 
     return LocalBackend(job)
@@ -91,12 +91,12 @@ def _backend(job: JobDir, plan: Plan) -> Backend:
 def _selftest() -> int:
     """Import all of the bundle, so that a node reports at once what its Python lacks."""
     from orchestrator.agent.bootstrap import entry
-    from orchestrator.agent.process import agent, keeper
+    from orchestrator.agent.process import agent, agent_monitor
     from orchestrator.backends import local
     from orchestrator.core.version import VERSION
-    from orchestrator.supervisor import rounds
+    from orchestrator.supervisor import main_loop
 
-    parts = (rounds, local, agent, keeper, entry)
+    parts = (main_loop, local, agent, agent_monitor, entry)
     print(f"orch {VERSION} on Python {sys.version.split()[0]}: {len(parts)} parts load")
     return 0
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.core.observations import Retryable
-from orchestrator.core.shown import Cause
+from orchestrator.core.status_types import AllocationEndCause
 
 if TYPE_CHECKING:
-    from orchestrator.core.checkpoints.save import Piece
+    from orchestrator.core.checkpoints.checkpoint import CheckpointFile
     from orchestrator.core.wire.agent_config import AgentConfig
 
 Wake = Callable[[], None]
@@ -28,7 +28,7 @@ class LaunchError(Exception):
         self.stage = stage
         self.reason = reason
         self.fix = fix
-        self.trouble = trouble
+        self.retryable = trouble
 
 
 class Backend:
@@ -76,10 +76,10 @@ class Backend:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class AllocationEnd:
     """The nodes will be taken away, in `left_s` from now if that is known."""
 
-    cause: Cause
+    cause: AllocationEndCause
     why: str
     left_s: float | None
 
@@ -101,7 +101,7 @@ class Allocation(Protocol):
     def check(self) -> None:
         """Find out in the background whether the nodes will be taken away: something hints at it."""
 
-    def endings(self) -> list[Ending]:
+    def endings(self) -> list[AllocationEnd]:
         """Return what was learned of the end since the last call."""
 
     def requeue(self, avoid: Mapping[str, str]) -> str:
@@ -126,12 +126,12 @@ class Copy:
     remote_dir: str
     local_dir: Path
     names: tuple[str, ...]  # relative to both folders
-    expected: tuple[Piece, ...] = ()
-    there: tuple[str, ...] = ()  # of sent files: those that the host has written itself
+    expected: tuple[CheckpointFile, ...] = ()
+    written_by_host: tuple[str, ...] = ()  # of sent files: those that the host has written itself
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopyResult:
     """A copy that ended; `error` is empty when it succeeded."""
 
     copy: Copy
@@ -147,7 +147,7 @@ class BulkCopier(Protocol):
     def drop(self, key: str) -> None:
         """Give up a copy that is no longer wanted; `copied` does not return it."""
 
-    def copied(self) -> list[Copied]:
+    def copied(self) -> list[CopyResult]:
         """Return the copies that ended since the last call."""
 
     def progress(self) -> dict[str, int]:

@@ -20,104 +20,125 @@ from itertools import islice
 from orchestrator.brain import training
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
-from orchestrator.brain.model.decisions import Topic
+from orchestrator.brain.model.decisions import NoticeTopic
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.rank_facts import RankFacts
 from orchestrator.core.errors import Fault
 from orchestrator.core.observations import Framework
-from orchestrator.core.shown import NOT_TOLD
-from orchestrator.core.text import named
+from orchestrator.core.status_types import NOT_REPORTED
+from orchestrator.core.text import ranks_label
 
-ALONE_STEPS = 30
+INDEPENDENT_STEPS = 30
 """Steps without a process group after which a rank counts as independent. A rank that has ended well forms none later."""
 
-DONE_SHARE = 0.9
+FINISHED_SHARE = 0.9
 """Below this share of the printed total, training counts as unfinished: some scripts print rarely, some skip steps."""
 
-NO_LONGER_ALONE = "the ranks no longer train alone"
+RANKS_CONNECTED = "the ranks no longer train alone"
 
 
 def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[d.Decision]:
     """Give the notices that are due, and withdraw that on ranks that are alone when it no longer holds."""
     now_s, number = deadlines.now_s, attempt.number
     if attempt.phase is Phase.RUN:
-        alone = alone_fault(facts)
-        if alone and attempt.noticed(Topic.ALONE) is None:
-            return [d.Notice(now_s, alone.what, number, Topic.ALONE, fix=alone.fix)]
-        if attempt.standing(Topic.ALONE) and not alone:
-            return [d.Notice(now_s, NO_LONGER_ALONE, number, Topic.ALONE, withdrawn=True)]
-        if loss := _loss(facts, attempt, now_s):
+        independent = independent_ranks_fault(facts)
+        if independent and attempt.last_notice(NoticeTopic.ALONE) is None:
+            return [d.Notice(now_s, independent.what, number, NoticeTopic.ALONE, fix=independent.fix)]
+        if attempt.active_notice(NoticeTopic.ALONE) and not independent:
+            return [d.Notice(now_s, RANKS_CONNECTED, number, NoticeTopic.ALONE, withdrawn=True)]
+        if loss := _loss_notice(facts, attempt, now_s):
             return [loss]
-        if facts.done and attempt.noticed(Topic.END) is None and (doubts := contradictions(facts)):
+        if (
+            facts.is_done
+            and attempt.last_notice(NoticeTopic.END) is None
+            and (doubts := find_contradictions(facts))
+        ):
             return [
-                d.Notice(now_s, f"every rank exited with code 0, and {'; '.join(doubts)}", number, Topic.END)
+                d.Notice(
+                    now_s, f"every rank exited with code 0, and {'; '.join(doubts)}", number, NoticeTopic.END
+                )
             ]
-    if attempt.differing and not any(one.noticed(Topic.STEPS) for one in _attempts(facts, attempt)):
-        return [d.Notice(now_s, attempt.differing, number, Topic.STEPS)]
+    if attempt.step_mismatch and not any(
+        one.last_notice(NoticeTopic.STEPS) for one in _all_attempts(facts, attempt)
+    ):
+        return [d.Notice(now_s, attempt.step_mismatch, number, NoticeTopic.STEPS)]
     return []
 
 
-def alone_fault(facts: Facts) -> Fault | None:
+def independent_ranks_fault(facts: Facts) -> Fault | None:
     """Return the fault that all ranks train alone, with its fix; None where they do not."""
     ranks = list(facts.ranks.values())
-    if len(ranks) < 2 or not all(_is_alone(rank) for rank in ranks):
+    if len(ranks) < 2 or not all(_is_independent(rank) for rank in ranks):
         return None
     steps = min(rank.steps for rank in ranks)
-    after = f"after {steps:,} steps" if steps > 1 else "after a step"
-    seen = (
+    after_steps = f"after {steps:,} steps" if steps > 1 else "after a step"
+    observation = (
         "Accelerate has connected none of them"
         if ranks[0].beat.alone is Framework.ACCELERATE
         else "none has formed a process group"
     )
-    return Fault("", f"{len(ranks)} ranks train alone: {seen} {after}", _mend(facts, ranks[0]))
+    return Fault(
+        "", f"{len(ranks)} ranks train alone: {observation} {after_steps}", _fix_text(facts, ranks[0])
+    )
 
 
-def contradictions(facts: Facts) -> list[str]:
+def find_contradictions(facts: Facts) -> list[str]:
     """Return the signs that a job is not finished though all ranks exited with code 0."""
-    told = training.told(facts)
-    left = {rank.rank: rank.failure for rank in facts.ranks.values() if rank.failure is not None}
-    texts = dict.fromkeys(failure.text for failure in left.values() if failure.type)
-    found = [
-        f"the log of {named([rank for rank, failure in left.items() if failure.text == text])} ends with {text}"
+    reported = training.reported_training(facts)
+    failures = {rank.rank: rank.failure for rank in facts.ranks.values() if rank.failure is not None}
+    texts = dict.fromkeys(failure.text for failure in failures.values() if failure.type)
+    doubts = [
+        f"the log of {ranks_label([rank for rank, failure in failures.items() if failure.text == text])} ends with {text}"
         for text in texts
     ]
-    total = training.total_steps(facts.step, training.rate_per_s(facts), told)
-    if facts.made and facts.step and total and facts.step < DONE_SHARE * total:
-        found.append(f"it made {facts.step:,} of the {total:,} steps that it printed")
-    if left and not texts and not facts.step and not facts.saves and told == NOT_TOLD:
-        last = [
-            f": the log of {named([rank])} ends with: {one.text}" for rank, one in left.items() if one.text
+    total = training.total_steps(facts.step, training.rate_per_s(facts), reported)
+    if facts.steps_made and facts.step and total and facts.step < FINISHED_SHARE * total:
+        doubts.append(f"it made {facts.step:,} of the {total:,} steps that it printed")
+    if failures and not texts and not facts.step and not facts.checkpoints and reported == NOT_REPORTED:
+        log_ends = [
+            f": the log of {ranks_label([rank])} ends with: {one.text}"
+            for rank, one in failures.items()
+            if one.text
         ]
-        found.append(f"no step was made{''.join(last[:1])}")
-    return found
+        doubts.append(f"no step was made{''.join(log_ends[:1])}")
+    return doubts
 
 
-def _loss(facts: Facts, attempt: AttemptFacts, now_s: float) -> d.Notice | None:
+def _loss_notice(facts: Facts, attempt: AttemptFacts, now_s: float) -> d.Notice | None:
     """Return the notice of a loss that is not finite, or its withdrawal."""
-    told = (rank.training.loss for rank in islice(facts.ranks.values(), training.TOLD_MAX) if rank.training)
-    loss, standing = next((loss for loss in told if loss is not None), None), attempt.standing(Topic.LOSS)
-    if loss is None or math.isfinite(loss) == (standing is None):
+    losses = (
+        rank.training.loss
+        for rank in islice(facts.ranks.values(), training.REPORTING_RANKS_MAX)
+        if rank.training
+    )
+    loss, active = (
+        next((loss for loss in losses if loss is not None), None),
+        attempt.active_notice(NoticeTopic.LOSS),
+    )
+    if loss is None or math.isfinite(loss) == (active is None):
         return None
     since = f", seen from step {facts.step:,} on" if facts.step else ""
-    why = f"loss is {loss:.4g} again" if standing else f"loss is {loss}{since}"
-    return d.Notice(now_s, why, attempt.number, Topic.LOSS, withdrawn=standing is not None)
+    why = f"loss is {loss:.4g} again" if active else f"loss is {loss}{since}"
+    return d.Notice(now_s, why, attempt.number, NoticeTopic.LOSS, withdrawn=active is not None)
 
 
-def _attempts(facts: Facts, attempt: AttemptFacts) -> list[AttemptFacts]:
-    return [*(past.attempt for past in facts.past), attempt]
+def _all_attempts(facts: Facts, attempt: AttemptFacts) -> list[AttemptFacts]:
+    return [*(past.attempt for past in facts.past_attempts), attempt]
 
 
-def _is_alone(rank: RankFacts) -> bool:
-    return rank.beat.alone is not None and (rank.steps >= ALONE_STEPS or (rank.ended_well and rank.steps > 0))
+def _is_independent(rank: RankFacts) -> bool:
+    return rank.beat.alone is not None and (
+        rank.steps >= INDEPENDENT_STEPS or (rank.ended_well and rank.steps > 0)
+    )
 
 
-def _mend(facts: Facts, rank: RankFacts) -> str:
-    together = "if they are to train together,"
+def _fix_text(facts: Facts, rank: RankFacts) -> str:
+    condition = "if they are to train together,"
     match rank.beat.alone:
         case Framework.LIGHTNING:
             devices, nodes = len(facts.gang[0].ranks), len(facts.gang)
-            return f"{together} Trainer(strategy='ddp', devices={devices}, num_nodes={nodes}) in Lightning, or the same in Fabric"
+            return f"{condition} Trainer(strategy='ddp', devices={devices}, num_nodes={nodes}) in Lightning, or the same in Fabric"
         case Framework.ACCELERATE:
-            return f"{together} env: {{ACCELERATE_USE_CPU: 'true'}}, without it Accelerate and transformers connect no ranks on CPUs"
+            return f"{condition} env: {{ACCELERATE_USE_CPU: 'true'}}, without it Accelerate and transformers connect no ranks on CPUs"
         case Framework.TORCH | None:
-            return f"{together} torch.distributed.init_process_group() and DistributedDataParallel(model)"
+            return f"{condition} torch.distributed.init_process_group() and DistributedDataParallel(model)"

@@ -14,16 +14,16 @@ from orchestrator.brain.model.decisions import Decision
 from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState, Straggler
 
-FACTOR_MIN = 1.3
+SLOW_FACTOR_MIN = 1.3
 """A rank is slow from this multiple of its peers' median on."""
 
-MORE_S_MIN = 0.005
+SLOWER_S_MIN = 0.005
 """Least difference to that median: quick steps differ by chance."""
 
-TIMES_MIN = 3
+REPORTS_MIN = 3
 """The number of reports in a row, each of many steps, after which a rank is named."""
 
-LASTS_S = 20.0
+SLOW_S_MIN = 20.0
 """How long a rank must have been slow, in addition."""
 
 PEERS_MAX = 128
@@ -31,7 +31,7 @@ PEERS_MAX = 128
 comparison costs the same."""
 
 
-def note(facts: Facts, rank: RankFacts, at: float) -> None:
+def compare_work(facts: Facts, rank: RankFacts, at: float) -> None:
     """Compare a rank's new local compute time with those of its peers."""
     numbers = range(0, len(facts.ranks), 1 + (len(facts.ranks) - 1) // PEERS_MAX)
     peers = [
@@ -39,16 +39,18 @@ def note(facts: Facts, rank: RankFacts, at: float) -> None:
         for other in (facts.ranks[number] for number in numbers)
         if other is not rank and other.beat.own_work_s is not None and other.rank_state is RankState.ALIVE
     ]
-    own_s = rank.beat.own_work_s
-    if own_s is None or not peers:
+    work_s = rank.beat.own_work_s
+    if work_s is None or not peers:
         return
     peers_s = max(statistics.median(peers), 1e-6)
-    if own_s < max(FACTOR_MIN * peers_s, peers_s + MORE_S_MIN):
+    if work_s < max(SLOW_FACTOR_MIN * peers_s, peers_s + SLOWER_S_MIN):
         rank.straggler = None
         return
-    before = rank.straggler
-    step, since_s, times = (before.step, before.at, before.times + 1) if before else (rank.steps, at, 1)
-    rank.straggler = Straggler(own_s, peers_s, step, since_s, times)
+    previous = rank.straggler
+    step, since_s, times = (
+        (previous.step, previous.since_s, previous.reports + 1) if previous else (rank.steps, at, 1)
+    )
+    rank.straggler = Straggler(work_s, peers_s, step, since_s, times)
 
 
 def slow_ranks(facts: Facts) -> list[RankFacts]:
@@ -58,7 +60,7 @@ def slow_ranks(facts: Facts) -> list[RankFacts]:
         for rank in facts.ranks.values()
         if rank.rank_state is RankState.ALIVE
         and rank.straggler is not None
-        and _is_sure(rank.straggler, rank.beat_at)
+        and _is_certain(rank.straggler, rank.beat_at)
     ]
     return sorted(slow, key=lambda rank: (-rank.straggler.factor if rank.straggler else 0.0, rank.rank))
 
@@ -66,13 +68,19 @@ def slow_ranks(facts: Facts) -> list[RankFacts]:
 def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Report each slow rank once."""
     return [
-        d.Notice(deadlines.now_s, f"slow: {text(facts, rank)}", attempt.number, d.Topic.SLOW, str(rank.rank))
+        d.Notice(
+            deadlines.now_s,
+            f"slow: {describe(facts, rank)}",
+            attempt.number,
+            d.NoticeTopic.SLOW,
+            str(rank.rank),
+        )
         for rank in slow_ranks(facts)
-        if attempt.noticed(d.Topic.SLOW, str(rank.rank)) is None
+        if attempt.last_notice(d.NoticeTopic.SLOW, str(rank.rank)) is None
     ]
 
 
-def text(facts: Facts, rank: RankFacts) -> str:
+def describe(facts: Facts, rank: RankFacts) -> str:
     """Say in one line how slow a rank is, and since when."""
     assert rank.straggler is not None and facts.attempt is not None
     slow = rank.straggler
@@ -81,5 +89,5 @@ def text(facts: Facts, rank: RankFacts) -> str:
     return f"rank {rank.rank} on {rank.node}, {times} ({slow.own_work_s * 1000:.0f} ms a step) since step {step:,}"
 
 
-def _is_sure(slow: Straggler, now_s: float) -> bool:
-    return slow.times >= TIMES_MIN and now_s >= slow.at + LASTS_S
+def _is_certain(slow: Straggler, now_s: float) -> bool:
+    return slow.reports >= REPORTS_MIN and now_s >= slow.since_s + SLOW_S_MIN

@@ -17,22 +17,22 @@ from orchestrator.cli import terminal
 from orchestrator.cli.group import CLUSTER_CANNOT, cli
 from orchestrator.core.errors import INTERRUPTED, OrchError, UserError
 from orchestrator.core.jobdir import home
-from orchestrator.submission.supervisor_process import revive
+from orchestrator.submission.supervisor_process import restart_supervisor
 
-_NO_JOBS_NEEDED = frozenset({"init", "schema", "render", "check", "plan", "submit", "run", "metrics"})
+_VERBS_WITHOUT_JOBS = frozenset({"init", "schema", "render", "check", "plan", "submit", "run", "metrics"})
 
 
 def _revive_all() -> None:
     """Restart supervisors that died, and continue stopped ones: every verb does so for all of the user's jobs."""
-    for folder in home.unended(home.home(os.environ)):
+    for folder in home.unfinished_jobs(home.job_home(os.environ)):
         try:
-            if done := revive(folder):
+            if done := restart_supervisor(folder):
                 terminal.say(f"the supervisor of {folder.id} {done}", err=True)
         except OrchError as err:
-            terminal.complain(f"{folder.id}: its supervisor died and cannot be restarted: {err}")
+            terminal.print_error(f"{folder.id}: its supervisor died and cannot be restarted: {err}")
         except OSError as err:  # such as a disk without locks, where a dead supervisor looks like a live one
             why = f"{err.filename or folder.root}: {err.strerror or err}"
-            terminal.complain(f"{folder.id}: the state of its supervisor is unknown: {why}")
+            terminal.print_error(f"{folder.id}: the state of its supervisor is unknown: {why}")
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     terminal.open_streams()
     code = run(sys.argv[1:])
-    terminal.drop_rest()
+    terminal.drop_unwritten()
     sys.exit(code)
 
 
@@ -51,21 +51,21 @@ def run(argv: list[str]) -> int:
     try:
         for word in argv:
             os.fsencode(word)
-        if argv and argv[0] in cli.commands and argv[0] not in _NO_JOBS_NEEDED:
+        if argv and argv[0] in cli.commands and argv[0] not in _VERBS_WITHOUT_JOBS:
             _revive_all()
         code = cli.main(argv, prog_name="orch", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
     except OrchError as err:
-        terminal.complain(str(err))
+        terminal.print_error(str(err))
         return err.exit_code
     except click.ClickException as err:
-        words = io.StringIO()
-        err.show(words)
-        terminal.say(terminal.shortened(words.getvalue().rstrip("\n")), err=True)
+        message = io.StringIO()
+        err.show(message)
+        terminal.say(terminal.shorten(message.getvalue().rstrip("\n")), err=True)
         return err.exit_code if err.exit_code != 1 else 2
     except UnicodeEncodeError as err:
-        terminal.complain(f"an argument is not text: {err.object!a}")
+        terminal.print_error(f"an argument is not text: {err.object!a}")
         return UserError.exit_code
     except (KeyboardInterrupt, click.Abort) as err:
         new_line = "" if isinstance(err, click.Abort) else "\n"  # click has started one
@@ -78,5 +78,5 @@ def run(argv: list[str]) -> int:
         )
         return INTERRUPTED if is_awaited else 0  # 0 would mean success
     except OSError as err:
-        terminal.complain(f"{err.filename or 'orch'}: {err.strerror or err}")
+        terminal.print_error(f"{err.filename or 'orch'}: {err.strerror or err}")
         return CLUSTER_CANNOT

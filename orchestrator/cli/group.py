@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.cli import terminal
-from orchestrator.cli.params import JobName, Verbs, complete_backend, complete_field
+from orchestrator.cli.params import JobName, VerbGroup, complete_backend, complete_field
 from orchestrator.client.job import Job
 from orchestrator.core.errors import INTERRUPTED, OrchError, UserError
 from orchestrator.core.jobdir import home
@@ -21,7 +21,7 @@ from orchestrator.core.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from orchestrator.client.remote_files import Account
+    from orchestrator.client.remote_files import FetchReport
     from orchestrator.core.jobdir.status_file import Status
     from orchestrator.views.cells import Line
 
@@ -60,7 +60,9 @@ KEY = click.option(
 SPEC = click.argument("spec", type=click.Path(path_type=Path))
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=VerbGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(VERSION, prog_name="orch")
 def cli() -> None:
     """Run one PyTorch training job on many machines, and keep it running.
@@ -69,43 +71,43 @@ def cli() -> None:
     """
 
 
-def find_job(wanted: str | None, *, running: bool = False) -> Job:
+def find_job(reference: str | None, *, running: bool = False) -> Job:
     """Return the job of this id or name, the latest one for None. Raises UserError when there is none. `running`: for a verb
     that acts on a running job."""
-    return Job(home.find(home.home(os.environ), wanted, running=running))
+    return Job(home.find_job(home.job_home(os.environ), reference, running=running))
 
 
 def all_jobs() -> list[Job]:
     """Return the jobs in the job home, oldest first."""
-    return [Job(folder) for folder in home.jobs(home.home(os.environ))]
+    return [Job(folder) for folder in home.list_jobs(home.job_home(os.environ))]
 
 
 def own_jobs() -> list[Job]:
     """Return this user's jobs; print an error for each whose folder is not safe to work in."""
-    own = []
+    jobs = []
     for job in all_jobs():
-        if home.is_ours(job.folder):
+        if home.is_own_job(job.folder):
             try:
-                home.require_ours(job.folder)
-                own.append(job)
+                home.require_own_job(job.folder)
+                jobs.append(job)
             except UserError as err:
-                terminal.complain(str(err))
-    return own
+                terminal.print_error(str(err))
+    return jobs
 
 
 def all_statuses() -> list[Status]:
     """Return the statuses of all jobs; print an error for each damaged folder."""
-    queued = [folder for folder in home.unended(home.home(os.environ)) if home.is_slurm(folder)]
+    queued = [folder for folder in home.unfinished_jobs(home.job_home(os.environ)) if home.is_slurm(folder)]
     if queued:
         from orchestrator.client import slurm_status
 
-        slurm_status.query_ahead(queued)
+        slurm_status.prefetch(queued)
     statuses = []
     for job in all_jobs():
         try:
             statuses.append(status_now(job))
         except (OrchError, OSError) as err:
-            terminal.complain(str(err))
+            terminal.print_error(str(err))
     return statuses
 
 
@@ -121,10 +123,10 @@ def apply_slurm_end(job: Job) -> None:
         if not job.folder.ended.exists() and home.is_slurm(job.folder):
             job.source.settle()
     except (OrchError, OSError) as err:
-        terminal.complain(str(err))
+        terminal.print_error(str(err))
 
 
-def report_unclean(accounts: Mapping[str, Account]) -> int:
+def report_leftovers(accounts: Mapping[str, FetchReport]) -> int:
     """Print by job what was left on hosts, and return the exit code: 0 for nothing."""
     from orchestrator.views import cells
 
@@ -133,8 +135,8 @@ def report_unclean(accounts: Mapping[str, Account]) -> int:
         for text in account.lines():
             jobs_of.setdefault(text, []).append(job_id)
     for text, names in jobs_of.items():
-        terminal.complain(f"{cells.named(names)}: {text}")
-    return 0 if all(account.is_whole for account in accounts.values()) else CLUSTER_CANNOT
+        terminal.print_error(f"{cells.name_list(names)}: {text}")
+    return 0 if all(account.is_complete for account in accounts.values()) else CLUSTER_CANNOT
 
 
 def print_json(data: Any, in_one_line: bool = False) -> None:
@@ -147,7 +149,7 @@ def watch_job(job: Job, *, as_json: bool) -> int:
     from orchestrator.cli import live
 
     try:
-        live.changes(job) if as_json else live.watch(job)
+        live.print_changes(job) if as_json else live.watch(job)
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
@@ -160,31 +162,31 @@ def follow_job(job: Job, *, as_json: bool = False) -> int:
     from orchestrator.views import logs as log_view
     from orchestrator.views import status as status_view
 
-    style = log_view.style_of(log_reader.LogQuery(), terminal=terminal.is_terminal(), environ=os.environ)
+    style = log_view.choose_style(log_reader.LogQuery(), terminal=terminal.is_terminal(), environ=os.environ)
     try:
-        status = live.changes(job) if as_json else live.everything(job, style)
+        status = live.print_changes(job) if as_json else live.follow_all(job, style)
     except KeyboardInterrupt:
         terminal.say(
-            f"\ndetached: {job.id} keeps running\n  logs    orch logs -f {job.called}\n  watch   orch status --watch {job.called}"
-            f"\n  cancel  orch cancel {job.called}",
+            f"\ndetached: {job.id} keeps running\n  logs    orch logs -f {job.reference}\n  watch   orch status --watch {job.reference}"
+            f"\n  cancel  orch cancel {job.reference}",
             err=True,
         )
         return INTERRUPTED
     if not as_json:
         reason = status_view.reason_lines(status.reason, status.dir)
         head = [status_view.headline(status), *reason, *status_view.notices(status)]
-        terminal.write([*head, *_where(job)])
+        terminal.write([*head, *_end_lines(job)])
     if status.state == "SUCCEEDED":
         return 0
-    terminal.say(f"see why: orch why {job.called}", err=True)
+    terminal.say(f"see why: orch why {job.reference}", err=True)
     return JOB_FAILED
 
 
-def _where(job: Job) -> list[Line]:
+def _end_lines(job: Job) -> list[Line]:
     """Return the lines on an ended job's files."""
-    from orchestrator.client import saves
-    from orchestrator.views import saves as saves_view
+    from orchestrator.client import job_checkpoints
+    from orchestrator.views import checkpoint_table as saves_view
 
     with contextlib.suppress(OrchError):  # the job has ended, whatever its folder is like
-        return saves_view.at_end(saves.folders(job.folder))
+        return saves_view.end_lines(job_checkpoints.job_folders(job.folder))
     return []

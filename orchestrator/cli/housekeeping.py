@@ -18,13 +18,13 @@ from orchestrator.cli.group import (
     find_job,
     own_jobs,
     print_json,
-    report_unclean,
+    report_leftovers,
 )
-from orchestrator.cli.params import Ago
+from orchestrator.cli.params import AgoParam
 from orchestrator.core.errors import UserError
-from orchestrator.core.invisible_characters import harmless
+from orchestrator.core.invisible_characters import escape_harmful
 from orchestrator.core.jobdir import home, status_file
-from orchestrator.core.text import counted
+from orchestrator.core.text import format_count
 
 
 @click.command()
@@ -50,31 +50,31 @@ def collect(job: str | None, folder: Path | None, no_checkpoints: bool, everythi
     apply_slurm_end(handle)
     if handle.source.status().state in status_file.ENDED and not handle.folder.ended.exists():
         terminal.say("its last logs and checkpoints are still being fetched …", err=True)
-        collecting.await_last(handle)
+        collecting.await_final_fetch(handle)
     elif not handle.folder.ended.exists() and handle.plan().ssh is not None:
         terminal.say(
             "the job is still running: only logs and checkpoints are here; other files are fetched from its hosts after its end",
             err=True,
         )
     # Of another user's job, only what its folder has is copied.
-    may_fetch = handle.folder.ended.exists() and home.is_ours(handle.folder)
+    may_fetch = handle.folder.ended.exists() and home.is_own_job(handle.folder)
     account = (
-        remote_files.collect(handle, everything=everything) if may_fetch else remote_files.Account({}, {})
+        remote_files.collect(handle, everything=everything) if may_fetch else remote_files.FetchReport({}, {})
     )
     done = collecting.collect(handle, folder, checkpoints=not no_checkpoints, everything=everything)
-    if fetched := remote_files.summary([account]):
+    if fetched := remote_files.summarize([account]):
         terminal.say(fetched)
-    saved = [] if no_checkpoints else [counted(done.checkpoints, "checkpoint")]
-    others = [f"{counted(done.others, 'other file')} written by ranks"] if done.others else []
-    terminal.say(f"{handle.id}: logs, evidence, {' and '.join([*saved, *others])} are in {done.place}")
-    if done.elsewhere:
-        where = f"{done.elsewhere[-1]}{' and others' if len(done.elsewhere) > 1 else ''}"
+    saved = [] if no_checkpoints else [format_count(done.checkpoints, "checkpoint")]
+    others = [f"{format_count(done.others, 'other file')} written by ranks"] if done.others else []
+    terminal.say(f"{handle.id}: logs, evidence, {' and '.join([*saved, *others])} are in {done.folder}")
+    if done.outside:
+        where = f"{done.outside[-1]}{' and others' if len(done.outside) > 1 else ''}"
         terminal.say(
-            f"  not copied: {counted(len(done.elsewhere), 'checkpoint')} outside of its folder: {where}"
+            f"  not copied: {format_count(len(done.outside), 'checkpoint')} outside of its folder: {where}"
         )
-    for text in (*done.left, *done.odd):
-        terminal.complain(text)
-    return report_unclean({handle.id: account}) or (CLUSTER_CANNOT if done.left else 0)
+    for text in (*done.left_out, *done.skipped):
+        terminal.print_error(text)
+    return report_leftovers({handle.id: account}) or (CLUSTER_CANNOT if done.left_out else 0)
 
 
 @click.command()
@@ -88,13 +88,13 @@ def nodes(free: bool, as_json: bool) -> int:
     from orchestrator.client.checks import seen_hosts
     from orchestrator.views import tables
 
-    folder, wall_s = home.home(os.environ), time.time()
-    known = seen_hosts.hosts(folder, wall_s)
-    listed = [one.as_json() for one in known]
+    folder, wall_s = home.job_home(os.environ), time.time()
+    seen = seen_hosts.list_hosts(folder, wall_s)
+    listed = [one.as_json() for one in seen]
     if free:
-        from orchestrator.client.outline.ask_hosts import ask_stocks
+        from orchestrator.client.outline.host_survey import ask_capacities
 
-        stocks, asked_s = ask_stocks(folder, os.environ), time.time()
+        stocks, asked_s = ask_capacities(folder, os.environ), time.time()
         listed = [
             {**one, "free": stocks[one["host"]].as_json(asked_s) if one["host"] in stocks else None}
             for one in listed
@@ -109,7 +109,9 @@ def nodes(free: bool, as_json: bool) -> int:
 @click.command()
 @JOB
 @click.option(
-    "--older-than", type=Ago(), help="Delete whole jobs that ended longer ago than this, such as 12h or 30d."
+    "--older-than",
+    type=AgoParam(),
+    help="Delete whole jobs that ended longer ago than this, such as 12h or 30d.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask before deleting.")
 @click.option("--discard", is_flag=True, help="Also delete files on hosts that could not be fetched.")
@@ -123,7 +125,7 @@ def clean(job: str | None, older_than: float | None, yes: bool, discard: bool) -
 
     jobs = own_jobs() if job is None else [find_job(job)]
     if job is not None:
-        home.require_ours(jobs[0].folder)
+        home.require_own_job(jobs[0].folder)
         apply_slurm_end(jobs[0])
     if job is not None and not jobs[0].folder.ended.exists():
         raise UserError("the job has not ended", jobs[0].id, "wait for its end, or orch cancel it")
@@ -135,7 +137,7 @@ def clean(job: str | None, older_than: float | None, yes: bool, discard: bool) -
         terminal.say(
             f"some hosts were not cleaned: they have files that exist nowhere else\n  fix: {fix}", err=True
         )
-    done = [text for text in (cleaned, cleanup.cleaned_text(accounts)) if text]
+    done = [text for text in (cleaned, cleanup.summarize_cleaned(accounts)) if text]
     if done or not unclean:
         terminal.say("\n".join(done) or "nothing to clean up")
     old = cleanup.older_than(jobs, older_than) if older_than is not None else []
@@ -143,16 +145,16 @@ def clean(job: str | None, older_than: float | None, yes: bool, discard: bool) -
         terminal.say("no job ended that long ago")
     kept = [ended for ended in old if ended.id in unclean]
     if kept:
-        named = cells.named([ended.id for ended in kept])
+        named = cells.name_list([ended.id for ended in kept])
         terminal.say(f"not deleted, because their leftovers could not be removed: {named}", err=True)
         folders = " ".join(str(ended.folder.root) for ended in kept[:5])
         terminal.say(f"  fix: see below; or, if hosts are gone for good: rm -r {folders}", err=True)
     old = [ended for ended in old if ended.id not in unclean]
     named = ", ".join(ended.id for ended in old[:5]) + (", …" if len(old) > 5 else "")
-    question = harmless(f"delete {named} ({len(old)}) with logs and checkpoints?")
+    question = escape_harmful(f"delete {named} ({len(old)}) with logs and checkpoints?")
     if old and (yes or click.confirm(question)):
-        deleted, undeleted = cleanup.delete(old)
+        deleted, undeleted = cleanup.delete_jobs(old)
         if deleted:
             terminal.say(deleted)
         unclean.update(undeleted)
-    return report_unclean(unclean)
+    return report_leftovers(unclean)

@@ -13,7 +13,7 @@ import click
 from orchestrator.cli import terminal
 from orchestrator.cli.group import AS_JSON, BACKEND, SET, SPEC, print_json
 from orchestrator.core.errors import UserError
-from orchestrator.core.invisible_characters import harmless
+from orchestrator.core.invisible_characters import escape_harmful
 
 
 @click.command()
@@ -49,11 +49,11 @@ def plan(spec: Path, backend: str | None, overrides: tuple[str, ...], as_json: b
 
     Over SSH it asks the hosts for their hardware. On Slurm some values are known only in the allocation.
     """
-    from orchestrator.client.outline.outline import outline
+    from orchestrator.client.outline.outline import make_outline
     from orchestrator.spec.load import load
     from orchestrator.views import outline as outline_view
 
-    seen = outline(load(spec, overrides=overrides, backend=backend), os.environ)
+    seen = make_outline(load(spec, overrides=overrides, backend=backend), os.environ)
     if as_json:
         print_json(seen.as_json())
     else:
@@ -69,8 +69,8 @@ def render(spec: Path, backend: str | None, overrides: tuple[str, ...]) -> int:
     """Print the scripts that a job would run; change nothing."""
     from orchestrator.submission import submit as submission
 
-    for file in submission.rendered(spec, backend, overrides, os.environ):
-        click.echo(f"# ─── {file.name}\n{harmless(file.text) if terminal.is_terminal() else file.text}")
+    for file in submission.render_scripts(spec, backend, overrides, os.environ):
+        click.echo(f"# ─── {file.name}\n{escape_harmful(file.text) if terminal.is_terminal() else file.text}")
     return 0
 
 
@@ -87,7 +87,7 @@ def init(file: Path, command: str | None) -> int:
 
     if command is not None:
         return _from_command(file, command)
-    _write_for_editors(file, (TEMPLATES / "job.yaml.j2").read_text(), "edit it, then")
+    _write_with_schema(file, (TEMPLATES / "job.yaml.j2").read_text(), "edit it, then")
     return 0
 
 
@@ -95,38 +95,38 @@ def _from_command(file: Path, command: str) -> int:
     """Write the job file of a launch line, and say how each option was converted."""
     from orchestrator.spec import from_command
 
-    made = from_command.job_file(command, Path.cwd(), folder_of(file))
+    made = from_command.convert_command(command, Path.cwd(), require_folder(file))
     to_stdout = str(file) == "-"
-    for change in made.became:
+    for change in made.conversions:
         became = f"→ {change.field}: {change.text}" if change.field else f"dropped: {change.text}"
         terminal.say(f"  {change.option}  {became}", err=to_stdout)
     for note in made.notes:
         terminal.say(f"note: {note}", err=to_stdout)
-    _write_for_editors(file, made.text, "review it, then")
+    _write_with_schema(file, made.text, "review it, then")
     return 0
 
 
 SCHEMA_FILE = "orch.schema.json"
 
 
-def _write_for_editors(file: Path, text: str, then: str) -> None:
+def _write_with_schema(file: Path, text: str, next_step: str) -> None:
     """Write a job file and, beside it, its JSON Schema for editors; to standard output only the job file."""
     if str(file) == "-":
-        write_new(file, text, then)
+        write_new(file, text, next_step)
         return
     from orchestrator.spec.load import json_schema
 
-    write_new(file, f"# yaml-language-server: $schema=./{SCHEMA_FILE}\n{text}", then)
+    write_new(file, f"# yaml-language-server: $schema=./{SCHEMA_FILE}\n{text}", next_step)
     schema = file.with_name(SCHEMA_FILE)
     try:
         schema.write_text(json.dumps(json_schema(), indent=1) + "\n")
     except OSError as err:
-        terminal.complain(
+        terminal.print_error(
             f"{schema}: cannot be written: {err.strerror}; so editors cannot check the job file"
         )
 
 
-def folder_of(file: Path) -> Path:
+def require_folder(file: Path) -> Path:
     """Return the folder of a job file that is to be written. Raises UserError where there is none."""
     folder = file.absolute().parent
     if not folder.is_dir():
@@ -135,15 +135,15 @@ def folder_of(file: Path) -> Path:
     return folder
 
 
-def write_new(file: Path, text: str, then: str) -> None:
+def write_new(file: Path, text: str, next_step: str) -> None:
     """Write a job file that does not exist yet, or to standard output where it is named `-`, and say how to start it.
 
     Raises UserError for a file that exists, and where none can be written.
     """
     if str(file) == "-":
-        click.echo(harmless(text) if terminal.is_terminal() else text, nl=False)
+        click.echo(escape_harmful(text) if terminal.is_terminal() else text, nl=False)
         return
-    folder_of(file)
+    require_folder(file)
     try:
         with file.open("x") as out:
             out.write(text)
@@ -155,14 +155,14 @@ def write_new(file: Path, text: str, then: str) -> None:
         raise UserError(
             f"cannot be written: {err.strerror}", str(file), "name a folder that you can write to"
         ) from err
-    terminal.say(f"wrote {file}; {then}: orch submit {shlex.quote(str(file))} --follow")
+    terminal.say(f"wrote {file}; {next_step}: orch submit {shlex.quote(str(file))} --follow")
 
 
 @click.command()
 @click.argument("verb", required=False)
 def schema(verb: str | None) -> int:
     """Print the JSON Schema of job files, or of the --json output of VERB."""
-    from orchestrator.programs.json_schemas import schema_of
+    from orchestrator.programs.json_schemas import make_schema
 
-    click.echo(json.dumps(schema_of(verb), indent=2))
+    click.echo(json.dumps(make_schema(verb), indent=2))
     return 0

@@ -21,7 +21,7 @@ from orchestrator.cli.group import (
     follow_job,
     print_json,
 )
-from orchestrator.cli.params import complete_save
+from orchestrator.cli.params import complete_checkpoint
 from orchestrator.client.job import Job
 from orchestrator.core.errors import INTERRUPTED, ClusterError, UserError
 from orchestrator.core.jobdir import start_folder
@@ -52,15 +52,15 @@ def submit(
 
     Its code is copied, so you can edit files as soon as this returns. With --json --follow each change of the status is printed as a line of JSON, and logs are not shown.
     """
-    from orchestrator.client.job import submit_named
+    from orchestrator.client.job import submit_file
 
-    job, is_new = submit_named(spec, backend, overrides, oversubscribe=oversubscribe, key=key)
+    job, is_new = submit_file(spec, backend, overrides, oversubscribe=oversubscribe, key=key)
     return report_submitted(job, follow=follow, as_json=as_json, is_new=is_new)
 
 
 def report_submitted(job: Job, *, follow: bool, as_json: bool, is_new: bool = True) -> int:
     """Print a job that was submitted, now or with the same key before, follow it if asked to, and return the exit code."""
-    from orchestrator.submission import refusals
+    from orchestrator.submission import submit_checks
 
     if as_json:
         state, place = job.status()["state"], str(job.folder.root)
@@ -70,16 +70,19 @@ def report_submitted(job: Job, *, follow: bool, as_json: bool, is_new: bool = Tr
     else:
         plan = job.plan()
         batch = f"\n  batch   {plan.batch_text}" if plan.batch_text else ""
-        terminal.say(f"submitted {job.id}\n  runs    {plan.size}{batch}\n  folder  {job.folder.root}")
-        for host, why in plan.set_aside.items():
+        terminal.say(f"submitted {job.id}\n  runs    {plan.size_text}{batch}\n  folder  {job.folder.root}")
+        for host, why in plan.avoided_hosts.items():
             terminal.say(f"  avoids  {host}, which failed {why}; a passed orch check clears that")
         if job.source.slurm_id():
             _print_queue(job)
-    for name, to in start_folder.output_links(job.folder).items() if is_new and not as_json else ():
+    for name, to in start_folder.find_output_links(job.folder).items() if is_new and not as_json else ():
         note = f"{name} is a link to {to}, because git ignores it: all jobs of this workdir share its files"
         terminal.say(f"  note    {note}")
     for warning in (
-        (*refusals.warnings(job.plan()), *refusals.not_copied(job.folder, job.plan(), os.environ))
+        (
+            *submit_checks.submit_warnings(job.plan()),
+            *submit_checks.uncopied_imports_warning(job.folder, job.plan(), os.environ),
+        )
         if is_new
         else ()
     ):
@@ -87,7 +90,7 @@ def report_submitted(job: Job, *, follow: bool, as_json: bool, is_new: bool = Tr
     if follow:
         return follow_job(job, as_json=as_json)
     if not as_json:
-        terminal.say(f"  logs    orch logs -f {job.called}\n  cancel  orch cancel {job.called}")
+        terminal.say(f"  logs    orch logs -f {job.reference}\n  cancel  orch cancel {job.reference}")
     return 0
 
 
@@ -134,16 +137,18 @@ def restart(job: str | None) -> int:
 
     Ranks get TERM, and KILL after monitor.stop_grace. It is not counted in restart.max.
     """
-    from orchestrator.views.cells import short
+    from orchestrator.views.cells import shorten_paths
 
     found = find_job(job, running=True)
-    before = found.restart()
-    newest = before["checkpoint"]
+    status = found.restart()
+    newest = status["checkpoint"]
     source = (
-        short(newest["path"], before["dir"]) if newest else "the beginning, since there is no checkpoint yet"
+        shorten_paths(newest["path"], status["dir"])
+        if newest
+        else "the beginning, since there is no checkpoint yet"
     )
     terminal.say(
-        f"attempt {before['attempt']} of {found.id} is being stopped; the next one starts from {source}"
+        f"attempt {status['attempt']} of {found.id} is being stopped; the next one starts from {source}"
     )
     return 0
 
@@ -155,7 +160,7 @@ def restart(job: str | None) -> int:
     "checkpoint",
     metavar="CHECKPOINT",
     help="Resume from this checkpoint instead of the newest.",
-    shell_complete=complete_save,
+    shell_complete=complete_checkpoint,
 )
 @SET
 @FOLLOW
@@ -164,36 +169,38 @@ def resume(job: str | None, checkpoint: str | None, overrides: tuple[str, ...], 
 
     It keeps its folder and the code of its submit. A succeeded job is resumed only with --set or --from: otherwise nothing is left to do.
     """
-    from orchestrator.views import saves as saves_view
+    from orchestrator.views import checkpoint_table as saves_view
 
     found = find_job(job)
     if checkpoint == "":
         fix = "orch checkpoints lists them; without --from it is the newest"
         raise UserError("names no checkpoint", "--from", fix)
-    before = found.plan() if overrides else None
+    old_plan = found.plan() if overrides else None
     choice = found.resume(checkpoint or "", overrides)
     terminal.say(f"resumed {found.id}")
-    terminal.write(saves_view.start(choice, str(found.folder.root)))
-    if before is not None:
-        _warn_of_batch(before, found.plan())
-        _warn_of_total(found.plan().total_steps, choice.save.step if choice.save is not None else None)
+    terminal.write(saves_view.resume_lines(choice, str(found.folder.root)))
+    if old_plan is not None:
+        _warn_about_batch(old_plan, found.plan())
+        _warn_about_total(
+            found.plan().total_steps, choice.checkpoint.step if choice.checkpoint is not None else None
+        )
     if found.source.slurm_id():
         _print_queue(found)
     return follow_job(found) if follow else 0
 
 
-def _warn_of_total(total: int | None, step: int | None) -> None:
+def _warn_about_total(total: int | None, step: int | None) -> None:
     """Warn when a resumed job starts at or after its last step."""
     if total is not None and step is not None and step >= total:
         terminal.say(f"warning: total_steps is {total:,}, and the job resumes at step {step:,}", err=True)
 
 
-def _warn_of_batch(before: Plan, after: Plan) -> None:
+def _warn_about_batch(old_plan: Plan, new_plan: Plan) -> None:
     """Warn when a resumed job has another effective batch size: its steps are then not comparable."""
-    old, new = before.effective_batch, after.effective_batch
-    if after.batch is None or old is None or old == new:
+    old, new = old_plan.effective_batch, new_plan.effective_batch
+    if new_plan.batch is None or old is None or old == new:
         return
-    accumulation, rest = divmod(old, after.batch.per_device * after.world_size)
+    accumulation, rest = divmod(old, new_plan.batch.per_device * new_plan.world_size)
     keep = f"to keep {old}, let the script accumulate {accumulation} times, and --set batch.accumulation={accumulation}"
-    text = f"warning: effective batch {old} → {new}: {after.batch_text}"
+    text = f"warning: effective batch {old} → {new}: {new_plan.batch_text}"
     terminal.say(text if rest or not accumulation else f"{text}\n         {keep}", err=True)

@@ -34,58 +34,58 @@ REASON_LINES_MAX = 2
 """Limit on the lines that a state's reason takes below the logs."""
 
 
-def logs(job: Job, query: LogQuery, style: LogStyle) -> Status:
+def follow_logs(job: Job, query: LogQuery, style: LogStyle) -> Status:
     """Print log lines until the job has ended; return its last status."""
     return _follow(job, query, style, print_text, lambda status: None)
 
 
-def everything(job: Job, style: LogStyle) -> Status:
+def follow_all(job: Job, style: LogStyle) -> Status:
     """Print log lines and the job's state until it has ended; return its last status."""
     if terminal.has_colour():
-        with _live(job.called) as (out, refresh):
+        with _live_display(job.reference) as (out, refresh):
             return _follow(job, LogQuery(), style, out, refresh)
-    shown = _Changes(job.called, with_end=False)
+    shown = _ChangePrinter(job.reference, with_end=False)
     return _follow(job, LogQuery(), style, print_text, shown, lambda: shown.told)
 
 
 def watch(job: Job) -> Status:
     """Show the job's status repeatedly until it has ended; return the last one."""
     if not terminal.has_colour():
-        return _until_ended(job, _Changes(job.called, with_end=True))
+        return _until_ended(job, _ChangePrinter(job.reference, with_end=True))
     from rich.live import Live
     from rich.text import Text
 
-    screen, called = terminal.console(), job.called
+    screen, reference = terminal.console(), job.reference
     with Live(console=screen, auto_refresh=False, vertical_overflow="crop") as live:
 
         def refresh(status: Status) -> None:
-            said = status_view.job(status, called=called, chars_max=screen.width)
-            shown = cells.wrapped(said, screen.width)
+            status_lines = status_view.job(status, reference=reference, chars_max=screen.width)
+            shown = cells.wrap(status_lines, screen.width)
             lines = [terminal.rich_text(one) for one in shown]
             live.update(Text("\n").join(lines), refresh=True)
 
         return _until_ended(job, refresh)
 
 
-def changes(job: Job) -> Status:
+def print_changes(job: Job) -> Status:
     """Print the status, a JSON object in a line, whenever state, attempt, reason or suspicion change; return the
     last one."""
     last: list[object] = []
 
     def refresh(status: Status) -> None:
-        now = [status.state, status.attempt, status.reason, _suspected(status)]
-        if now != last:
-            last[:] = now
-            print_line(json.dumps(status_file.as_json(status)))
+        current = [status.state, status.attempt, status.reason, _suspicion_key(status)]
+        if current != last:
+            last[:] = current
+            print_line(json.dumps(status_file.to_json(status)))
 
     return _until_ended(job, refresh)
 
 
-def _suspected(status: Status) -> object:
+def _suspicion_key(status: Status) -> object:
     """Return the subject of the job's suspicion: one that only grows older is not a change."""
-    if (seen := status.suspected) is None:
+    if (suspected := status.suspected) is None:
         return bool(status.suspicion)
-    return [seen.follows, seen.ranks, seen.node, seen.spare]
+    return [suspected.follows, suspected.ranks, suspected.node, suspected.spare]
 
 
 def _settled_status(job: Job) -> Status:
@@ -117,13 +117,18 @@ def print_text(text: str) -> None:
 
 
 def _follow(
-    job: Job, query: LogQuery, style: LogStyle, out: Print, refresh: Refresh, told: Callable[[], str] = str
+    job: Job,
+    query: LogQuery,
+    style: LogStyle,
+    out: Print,
+    refresh: Refresh,
+    last_text: Callable[[], str] = str,
 ) -> Status:
     mask = job.mask()
     follower = Follower(job.folder, query, mask)
     status = _settled_status(job)
     window_ns = FAR_WINDOW_NS if status.backend != "local" else FOLD_WINDOW_NS
-    view = LogView(style, mask, lambda attempt: _transition(job, attempt, told()), window_ns)
+    view = LogView(style, mask, lambda attempt: _transition_text(job, attempt, last_text()), window_ns)
     refresh(status)
     due_s = time.monotonic() + STATUS_S
     while status.state not in status_file.ENDED:
@@ -138,49 +143,49 @@ def _follow(
             refresh(status)
     for text in view.add(follower.drain()):
         out(text)
-    out(view.rest())
+    out(view.flush())
     refresh(status)
     return status
 
 
-def _transition(job: Job, attempt: int, told: str) -> str:
+def _transition_text(job: Job, attempt: int, last_text: str) -> str:
     """Return where an attempt resumed from, and why the previous one ended unless that was printed."""
     try:
-        return post_mortem.transition(job.why(), attempt, told)
+        return post_mortem.transition(job.why(), attempt, last_text)
     except OrchError:
         return ""  # its logs are still worth reading
 
 
-class _Changes:
+class _ChangePrinter:
     """Lines on a pipe: one when the state, the attempt or a queued job's reason changes, or its supervisor falls silent.
     A line does not repeat the text of the line before, and the reason of a stop is left to the end, which follows within seconds.
 
     The end is left out unless `with_end`: the caller prints it in full. `called`: the job in commands.
     """
 
-    def __init__(self, called: str, *, with_end: bool) -> None:
+    def __init__(self, reference: str, *, with_end: bool) -> None:
         self.told = ""
-        self._called, self._with_end = called, with_end
+        self._called, self._with_end = reference, with_end
         self._last: list[object] = []
         self._notices = _NewNotices()
 
     def __call__(self, status: Status) -> None:
         last, state = self._last, status.state
-        print_text(cells.plain(self._notices.of(status)))
+        print_text(cells.plain_text(self._notices.take_new(status)))
         queued = status.reason if state == "QUEUED" else ""
-        late = status_view.outdated(status) if status.is_late else ""
-        now = [state, status.attempt, queued, bool(late), _suspected(status)]
-        if now == last or (state in status_file.ENDED and not self._with_end):
+        late = status_view.outdated_text(status) if status.is_late else ""
+        current = [state, status.attempt, queued, bool(late), _suspicion_key(status)]
+        if current == last or (state in status_file.ENDED and not self._with_end):
             return
-        goes_on = last[:2] == now[:2] and last[-1] and not now[-1]
+        has_recovered = last[:2] == current[:2] and last[-1] and not current[-1]
         reason = status_view.reason(status) if state != "STOPPING" else ""
-        then = status_view.what_follows(status.suspected, status.written_at, self._called)
-        suspicion = "; ".join(filter(None, (status.suspicion, then)))
-        news = late or ("running again" if goes_on else suspicion or reason)
-        self._last = now
+        next_action = status_view.next_action_line(status.suspected, status.written_at, self._called)
+        suspicion = "; ".join(filter(None, (status.suspicion, next_action)))
+        news = late or ("running again" if has_recovered else suspicion or reason)
+        self._last = current
         why = f"  {news}" if news and not (self.told and news.endswith(self.told)) else ""
         self.told = news
-        print_line(f"── {cells.plain([cells.line(*status_view.headline(status), why)]).strip()}")
+        print_line(f"── {cells.plain_text([cells.line(*status_view.headline(status), why)]).strip()}")
 
 
 class _NewNotices:
@@ -189,7 +194,7 @@ class _NewNotices:
     def __init__(self) -> None:
         self._shown: set[str] = set()
 
-    def of(self, status: Status) -> list[cells.Line]:
+    def take_new(self, status: Status) -> list[cells.Line]:
         """Return the lines of those that are new."""
         new = [notice for notice in status.notices if notice not in self._shown]
         self._shown.update(new)
@@ -197,7 +202,7 @@ class _NewNotices:
 
 
 @contextmanager
-def _live(called: str) -> Iterator[tuple[Print, Refresh]]:
+def _live_display(reference: str) -> Iterator[tuple[Print, Refresh]]:
     """Yield the functions that print lines above and renew the job's state below. `called`: the job in commands."""
     from rich.live import Live
     from rich.text import Text
@@ -211,27 +216,27 @@ def _live(called: str) -> Iterator[tuple[Print, Refresh]]:
 
         def refresh(status: Status) -> None:
             last = cells.line(cells.Cell(f"{status.id} · Ctrl-C leaves it running", "dim"))
-            for one in cells.wrapped(notices.of(status), screen.width):
+            for one in cells.wrap(notices.take_new(status), screen.width):
                 screen.print(terminal.rich_text(one))
-            shown = ((), *state_lines(status, screen.width * REASON_LINES_MAX, called), last)
-            lines = [terminal.rich_text(line) for line in cells.wrapped(shown, screen.width)]
+            shown = ((), *state_lines(status, screen.width * REASON_LINES_MAX, reference), last)
+            lines = [terminal.rich_text(line) for line in cells.wrap(shown, screen.width)]
             live.update(Text("\n").join(lines), refresh=True)
 
         yield out, refresh
 
 
-def state_lines(status: Status, reason_chars: int, called: str = "") -> list[cells.Line]:
+def state_lines(status: Status, reason_chars: int, reference: str = "") -> list[cells.Line]:
     """Return the state of a job in few lines; a reason is cut at `reason_chars`. `called`: the job in commands."""
     checkpoint = status.checkpoint
     step = checkpoint.step if checkpoint else None
     saved = f"  checkpoint at step {step:,}" if step is not None else ""
     lines = [cells.line(*status_view.headline(status), cells.Cell(saved, "dim"))]
-    if status.reason and not status_view.is_of_queue(status):
+    if status.reason and not status_view.is_queue_reason(status):
         lines.append(cells.line(cells.Cell(cells.cut(status_view.reason(status), reason_chars), "dim")))
     is_unheard = status.queue is not None and status.queue.silent
     if status.state not in ("STARTING", "RUNNING", "RESTARTING") or is_unheard:
         lines += status_view.queue(status)
-    lines += status_view.suspicion(status, called, reason_chars)
+    lines += status_view.suspicion(status, reference, reason_chars)
     if status.is_late or status.copy_of:
-        lines.append(cells.line(cells.Cell(status_view.outdated(status), "bold red")))
+        lines.append(cells.line(cells.Cell(status_view.outdated_text(status), "bold red")))
     return lines

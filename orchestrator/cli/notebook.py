@@ -64,22 +64,22 @@ def run(
     """
     from orchestrator.spec import run_line
 
-    words = (os.fspath(script), *map(str, args)) if args else _words(os.fspath(script))
-    named, command = run_line.without_python(words)
-    if python is None and os.sep in named:
-        python = named  # a bare `python` in a notebook is the notebook's own
+    argv = (os.fspath(script), *map(str, args)) if args else _split_command(os.fspath(script))
+    interpreter, command = run_line.split_python(argv)
+    if python is None and os.sep in interpreter:
+        python = interpreter  # a bare `python` in a notebook is the notebook's own
     line = run_line.RunLine(
         command, nodes, gpus, procs, backend, hosts, name, dict(env or {}), python, dict(set or {})
     )
-    notes = [f"Written by orchestrator.run, to run: {shlex.join(words)}"]
-    file = run_line.job_file(line, Path.cwd() / "job.yaml", notes, _spelled)
+    notes = [f"Written by orchestrator.run, to run: {shlex.join(argv)}"]
+    file = run_line.make_job_file(line, Path.cwd() / "job.yaml", notes, _setting_text)
     job, _ = submit_once(file, oversubscribe=oversubscribe)
     if follow:
         _follow(job, is_new=True)
     return job
 
 
-def _words(script: str) -> tuple[str, ...]:
+def _split_command(script: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(script))
     except ValueError as err:
@@ -88,7 +88,7 @@ def _words(script: str) -> tuple[str, ...]:
         ) from err
 
 
-def _spelled(name: str, value: str) -> str:
+def _setting_text(name: str, value: str) -> str:
     """Return how a setting was written, for a fault of it."""
     return f"{name}[{value!r}]" if name in ("set", "env") else f"{name}={value}"
 
@@ -100,7 +100,7 @@ def follow(job: Job) -> Job:
 
 
 def _follow(job: Job, *, is_new: bool) -> None:
-    display = _display_of_notebook()
+    display = _notebook_display()
     if display is not None:
         follow_in_notebook(job, display)
     elif is_new:
@@ -113,7 +113,7 @@ def _follow(job: Job, *, is_new: bool) -> None:
         follow_job(job)
 
 
-def _display_of_notebook() -> Callable[[RenderableType], None] | None:
+def _notebook_display() -> Callable[[RenderableType], None] | None:
     """Return the function that shows something in the present cell, in place of what it has shown before; None outside of
     notebooks. Unlike rich's own live display it needs no ipywidgets, and what it shows stays in a saved notebook."""
     from rich.console import Console
@@ -161,7 +161,9 @@ def follow_in_notebook(job: Job, display: Callable[[RenderableType], None]) -> N
         display(panel(status, lines, how))
         return
     read(follower.drain())
-    display(panel(status, lines, "" if status.state == "SUCCEEDED" else f"see why: !orch why {job.called}"))
+    display(
+        panel(status, lines, "" if status.state == "SUCCEEDED" else f"see why: !orch why {job.reference}")
+    )
 
 
 def panel(status: Status, lines: Sequence[str] | deque[str], hint: str) -> RenderableType:

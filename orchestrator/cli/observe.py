@@ -22,7 +22,7 @@ from orchestrator.cli.group import (
     status_now,
     watch_job,
 )
-from orchestrator.cli.params import Ago, Count, Pattern
+from orchestrator.cli.params import AgoParam, CountParam, PatternParam
 from orchestrator.client.job import Job
 from orchestrator.core.errors import OrchError, UserError
 from orchestrator.core.jobdir import home, status_file
@@ -47,16 +47,16 @@ def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_js
 
     if show_all and (job is not None or watch):
         raise UserError("--all shows all jobs, once", "--all", "leave out JOB and --watch, or --all")
-    place = home.home(os.environ)
+    place = home.job_home(os.environ)
     statuses = all_statuses() if show_all else []
-    folder = None if show_all else home.latest(place) if job is None else home.find(place, job)
-    called = home.called(folder) if folder is not None else ""
+    folder = None if show_all else home.latest_job(place) if job is None else home.find_job(place, job)
+    reference = home.reference(folder) if folder is not None else ""
     if folder is not None:
         if watch:
             return watch_job(Job(folder), as_json=as_json)
-        statuses = [trackers.with_runs(folder, status_now(Job(folder)))]
+        statuses = [trackers.add_runs(folder, status_now(Job(folder)))]
     if as_json:
-        print_json([status_file.as_json(status) for status in statuses])
+        print_json([status_file.to_json(status) for status in statuses])
     elif not statuses:
         terminal.say(f"no jobs yet in {place}; submit one: orch submit job.yaml")
     elif show_all:
@@ -65,7 +65,9 @@ def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_js
         terminal.write(tables.jobs(statuses, terminal.width()))
     else:
         terminal.write(
-            status_view.job(statuses[0], every_rank=every_rank, called=called, chars_max=terminal.width())
+            status_view.job(
+                statuses[0], every_rank=every_rank, reference=reference, chars_max=terminal.width()
+            )
         )
     return 0
 
@@ -73,7 +75,7 @@ def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_js
 @click.command()
 @JOB
 @click.option(
-    "--rank", "ranks", multiple=True, type=Count(0), metavar="N", help="Only this rank; repeatable."
+    "--rank", "ranks", multiple=True, type=CountParam(0), metavar="N", help="Only this rank; repeatable."
 )
 @click.option(
     "--node",
@@ -82,13 +84,13 @@ def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_js
     metavar="NAME",
     help="Only the output of this node's ranks, agent and setup lines; repeatable.",
 )
-@click.option("--attempt", type=Count(1), metavar="N", help="Only this attempt.")
+@click.option("--attempt", type=CountParam(1), metavar="N", help="Only this attempt.")
 @click.option(
     "-f", "--follow", is_flag=True, help="Keep printing new lines, across restarts, until the job ends."
 )
-@click.option("-n", "--tail", type=Count(0), metavar="N", help="Only the last N lines.")
-@click.option("--since", type=Ago(), help="Only lines of this last time, such as 90s, 10m, 2h.")
-@click.option("--grep", type=Pattern(), help="Only lines that match this regular expression.")
+@click.option("-n", "--tail", type=CountParam(0), metavar="N", help="Only the last N lines.")
+@click.option("--since", type=AgoParam(), help="Only lines of this last time, such as 90s, 10m, 2h.")
+@click.option("--grep", type=PatternParam(), help="Only lines that match this regular expression.")
 def logs(
     job: str | None,
     ranks: tuple[int, ...],
@@ -108,18 +110,18 @@ def logs(
     from orchestrator.views import logs as log_view
 
     found = find_job(job)
-    ranks = found.ranks_wanted(ranks, nodes, attempt)
+    ranks = found.select_ranks(ranks, nodes, attempt)
     attempts = reading.attempts(found.folder)
     if attempt is not None and attempt not in attempts:
         fix = f"it has {attempts[0]} to {attempts[-1]}" if attempts else "it has none yet"
         raise UserError(f"{found.id} has no logs of attempt {attempt}", "--attempt", fix)
     query = reading.LogQuery(ranks, nodes, attempt, tail, since, grep)
-    style = log_view.style_of(query, terminal=terminal.is_terminal(), environ=os.environ)
+    style = log_view.choose_style(query, terminal=terminal.is_terminal(), environ=os.environ)
     if follow:
-        following.logs(found, query, style)
+        following.follow_logs(found, query, style)
     else:
         terminal.widen_pipe()
-        texts = filter(None, _printed(found, query))
+        texts = filter(None, _log_texts(found, query))
         first = next(texts, "")
         sys.stdout.write(first)
         sys.stdout.writelines(texts)
@@ -134,12 +136,12 @@ def _print_nodes_logs(job: Job, query: LogQuery) -> None:
     """Print the node logs of a job whose ranks have no output."""
     from dataclasses import replace
 
-    texts = filter(None, _printed(job, replace(query, nodes=tuple(job.source.nodes()))))
+    texts = filter(None, _log_texts(job, replace(query, nodes=tuple(job.source.nodes()))))
     first = next(texts, None)
     if first is None:
         if _print_batch_log(job):
             return
-        verb = f"orch {'why' if job.folder.ended.exists() else 'status'} {job.called}"
+        verb = f"orch {'why' if job.folder.ended.exists() else 'status'} {job.reference}"
         terminal.say(f"no rank has printed anything, and there are no node logs; see {verb}", err=True)
         return
     terminal.say("no rank has printed anything; the logs of the nodes:", err=True)
@@ -160,16 +162,16 @@ def _print_batch_log(job: Job) -> bool:
     return bool(lines)
 
 
-def _printed(job: Job, query: LogQuery) -> Iterator[str]:
+def _log_texts(job: Job, query: LogQuery) -> Iterator[str]:
     from orchestrator.client.logs import reader as reading
     from orchestrator.views import logs as log_view
 
-    style = log_view.style_of(query, terminal=terminal.is_terminal(), environ=os.environ)
+    style = log_view.choose_style(query, terminal=terminal.is_terminal(), environ=os.environ)
     mask = job.mask()
     view = log_view.LogView(style, mask)
     # One rank's bare text is in the order of its file, whatever the times.
     yield from view.add(reading.blocks(job.folder, query, time.time_ns(), mask, is_timed=style.prefix))
-    yield view.rest()
+    yield view.flush()
 
 
 @click.command()
@@ -188,14 +190,14 @@ def why(job: str | None, as_json: bool) -> int:
     if as_json:
         print_json(report)
     else:
-        terminal.write(post_mortem.post_mortem(report, found.called))
+        terminal.write(post_mortem.post_mortem(report, found.reference))
     return 0
 
 
 @click.command()
 @JOB
 @click.option(
-    "--rank", "ranks", multiple=True, type=Count(0), metavar="N", help="Only this rank; repeatable."
+    "--rank", "ranks", multiple=True, type=CountParam(0), metavar="N", help="Only this rank; repeatable."
 )
 @AS_JSON
 def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
@@ -206,7 +208,7 @@ def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
     from orchestrator.views import stacks as stack_view
 
     found = find_job(job, running=True)
-    found.ranks_wanted(ranks, (), None)
+    found.select_ranks(ranks, (), None)
     taken = found.stacks()
     if as_json:
         shown = [rank for rank in taken["ranks"] if not ranks or rank["rank"] in ranks]
@@ -219,7 +221,7 @@ def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
 @click.command()
 @JOB
 @click.option("--all", "of_all", is_flag=True, help="All jobs together.")
-@click.option("--since", type=Ago(), help="Only this last time, such as 90m, 12h, 30d.")
+@click.option("--since", type=AgoParam(), help="Only this last time, such as 90m, 12h, 30d.")
 @click.option(
     "--by",
     type=click.Choice(("cause", "host")),
@@ -236,22 +238,22 @@ def goodput(job: str | None, of_all: bool, since: float | None, by: str | None, 
 
     if of_all and job is not None:
         raise UserError("--all shows all jobs", "--all", "leave out JOB, or --all")
-    found = {}
+    usage_by_job = {}
     for one in all_jobs() if of_all else [find_job(job)]:
         try:
-            found[one.id] = one.goodput()
+            usage_by_job[one.id] = one.goodput()
         except (OrchError, OSError) as err:
             if not of_all:
                 raise
-            terminal.complain(str(err))
+            terminal.print_error(str(err))
     if since is not None:
-        found = {job_id: one.since(time.time() - since) for job_id, one in found.items()}
-        found = {job_id: one for job_id, one in found.items() if one.spans}
-    shown = post_mortem.time_uses(found)
+        usage_by_job = {job_id: one.since(time.time() - since) for job_id, one in usage_by_job.items()}
+        usage_by_job = {job_id: one for job_id, one in usage_by_job.items() if one.spans}
+    usage_json = post_mortem.time_uses(usage_by_job)
     if as_json:
-        print_json(shown)
+        print_json(usage_json)
     else:
-        terminal.write(goodput_view.table(shown, by))
+        terminal.write(goodput_view.table(usage_json, by))
     return 0
 
 
@@ -260,11 +262,11 @@ def goodput(job: str | None, of_all: bool, since: float | None, by: str | None, 
 @AS_JSON
 def folder(job: str | None, as_json: bool) -> int:
     """Print where a job's files are: its folder, its ranks' working directory, files that they wrote there, and checkpoints."""
-    from orchestrator.client import saves
-    from orchestrator.views import saves as saves_view
+    from orchestrator.client import job_checkpoints
+    from orchestrator.views import checkpoint_table as saves_view
 
-    where = saves.folders(find_job(job).folder)
-    print_json(where) if as_json else terminal.write(saves_view.folders(where))
+    where = job_checkpoints.job_folders(find_job(job).folder)
+    print_json(where) if as_json else terminal.write(saves_view.folder_lines(where))
     return 0
 
 
@@ -278,15 +280,15 @@ def checkpoints(job: str | None, verify: bool, as_json: bool) -> int:
     The arrow marks the one that a restart would resume from. Below it are files that no rank of this job wrote:
     `orch resume --from PATH` resumes from one.
     """
-    from orchestrator.client import saves
-    from orchestrator.views import saves as saves_view
+    from orchestrator.client import job_checkpoints
+    from orchestrator.views import checkpoint_table as saves_view
 
     found = find_job(job)
-    listed = saves.listed(found.folder, found.plan(), verify=verify)
-    for text in saves.damage(found.folder):
-        terminal.complain(text)
+    listed = job_checkpoints.list_checkpoints(found.folder, found.plan(), verify=verify)
+    for text in job_checkpoints.ledger_damage(found.folder):
+        terminal.print_error(text)
     if as_json:
         print_json(listed)
     else:
-        terminal.write(saves_view.table(listed, found.called, str(found.folder.root)))
+        terminal.write(saves_view.table(listed, found.reference, str(found.folder.root)))
     return 0

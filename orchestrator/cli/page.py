@@ -58,9 +58,9 @@ def report(job: str | None, output: Path | None, serve: bool, port: int | None) 
 
 def _serve(port: int) -> int:
     try:
-        from orchestrator.report import live
+        from orchestrator.report import server
     except ImportError as err:
         fix = "pip install 'torch-orch[serve]', or in a clone pip install '.[serve]'; orch report -o FILE does not need it"
         raise UserError(f"{err.name or err} is not installed", "--serve", fix) from err
-    live.serve(home.home(os.environ), port, lambda address: terminal.say(f"all jobs are at {address}"))
+    server.serve(home.job_home(os.environ), port, lambda address: terminal.say(f"all jobs are at {address}"))
     return 0

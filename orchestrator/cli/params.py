@@ -41,7 +41,7 @@ GROUPS = {
 
 VERBS = {name: module for verbs in GROUPS.values() for name, module in verbs.items()}
 
-MEANT = {
+VERB_HINTS = {
     **dict.fromkeys(("ps", "ls", "list", "jobs", "queue", "top"), "orch status --all lists all jobs, orch status --watch shows one"),
     **dict.fromkeys(("kill", "stop"), "orch cancel stops a job, orch restart starts its next attempt"),
     **dict.fromkeys(("rm", "delete"), "orch clean JOB removes an ended job's leftovers, with --older-than the whole job"),
@@ -50,7 +50,7 @@ MEANT = {
 }  # fmt: skip
 """Verbs of docker, Slurm and other launchers, with the same verb of orch."""
 
-GONE = {
+REMOVED_OPTIONS = {
     ("checkpoints", "--adopt"): "orch resume --from PATH resumes from a file that no rank of the job wrote",
     ("goodput", "--by job"): "orch goodput --all --json has each job",
     ("init", "--skill"): "docs/agents.md explains orch to an AI agent, and orch mcp serves it",
@@ -63,7 +63,7 @@ GONE = {
 SENTENCE_CHARS_MAX = 200
 
 
-class LoadedVerbs(UserDict[str, Any]):
+class LazyVerbs(UserDict[str, Any]):
     """The verbs by name: a verb's module is loaded when the verb is asked for."""
 
     def __getitem__(self, name: str) -> click.Command:
@@ -72,21 +72,21 @@ class LoadedVerbs(UserDict[str, Any]):
         return command
 
 
-class Verbs(click.Group):
+class VerbGroup(click.Group):
     """The group of `VERBS`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = LoadedVerbs(VERBS)
+        self.commands = LazyVerbs(VERBS)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the verb of a line. Raises UsageError for another, with the one that is meant where that is known."""
-        if args[0] in MEANT:
-            ctx.fail(f"No such command {args[0]!r}: {MEANT[args[0]]}.")
+        if args[0] in VERB_HINTS:
+            ctx.fail(f"No such command {args[0]!r}: {VERB_HINTS[args[0]]}.")
         line = f" {' '.join(args[1:]).replace('=', ' ')} "
-        for (verb, option), instead in GONE.items():
+        for (verb, option), instead in REMOVED_OPTIONS.items():
             if verb == args[0] and f" {option} " in line:
                 ctx.fail(f"orch {verb} has no {option} any more: {instead}.")
         return super().resolve_command(ctx, args)
@@ -116,49 +116,51 @@ class JobName(click.ParamType):  # type: ignore[type-arg]  # generic from click 
         from click.shell_completion import CompletionItem
 
         try:
-            ids = home.ids(home.home(os.environ))[::-1]
+            ids = home.list_ids(home.job_home(os.environ))[::-1]
         except OrchError:
             return []  # an error must not show in a shell's completion line
         names = dict.fromkeys(home.name_of(job_id) for job_id in ids)
         return [CompletionItem(text) for text in (*names, *ids) if text.startswith(incomplete)]
 
 
-def _begun(texts: Iterable[str], incomplete: str) -> list[str]:
+def _starting_with(texts: Iterable[str], incomplete: str) -> list[str]:
     return [text for text in texts if text.startswith(incomplete)]
 
 
 def complete_backend(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the backends that begin like this."""
-    return _begun(("local", "ssh", "slurm"), incomplete)
+    return _starting_with(("local", "ssh", "slurm"), incomplete)
 
 
 def complete_field(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the fields of a job file that begin like this, as `--set` takes them."""
     from orchestrator.spec.load import field_names
 
-    return _begun((f"{name}=" for name in field_names()), incomplete)
+    return _starting_with((f"{name}=" for name in field_names()), incomplete)
 
 
-def complete_save(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def complete_checkpoint(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the checkpoints of the line's job that begin like this, the newest first, by name and by number."""
-    from orchestrator.client import saves
+    from orchestrator.client import job_checkpoints
 
     try:
-        known = saves.known(home.find(home.home(os.environ), ctx.params.get("job")))
+        checkpoints = job_checkpoints.load_checkpoints(
+            home.find_job(home.job_home(os.environ), ctx.params.get("job"))
+        )
     except OrchError:
         return []
-    names = [save.main for save in known.values()][::-1]
-    return _begun(dict.fromkeys((*names, *map(str, known))), incomplete)
+    names = [save.main for save in checkpoints.values()][::-1]
+    return _starting_with(dict.fromkeys((*names, *map(str, checkpoints))), incomplete)
 
 
-class Count(click.IntRange):
+class CountParam(click.IntRange):
     """A whole number from `least` to `COUNT_MAX`."""
 
     def __init__(self, least: int) -> None:
         super().__init__(least, COUNT_MAX)
 
 
-class Ago(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+class AgoParam(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
     """A time back from now, such as 90s, 10m or 2h; without a unit seconds."""
 
     name = "time"
@@ -173,7 +175,7 @@ class Ago(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 
         return float(found.group(1)) * _SECONDS[found.group(2) or "s"]
 
 
-class Pattern(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+class PatternParam(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
     """A regular expression."""
 
     name = "regex"

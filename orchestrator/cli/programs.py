@@ -20,7 +20,7 @@ from orchestrator.cli.group import (
     find_job,
     print_json,
 )
-from orchestrator.cli.params import Ago
+from orchestrator.cli.params import AgoParam
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import home
 from orchestrator.programs import outcome
@@ -33,7 +33,7 @@ TEXTFILE = "orch.prom"
 @JOB
 @click.option(
     "--timeout",
-    type=Ago(),
+    type=AgoParam(),
     help="Return after this time at the latest, such as 90s, 10m, 2h; by default there is no limit.",
 )
 @AS_JSON
@@ -42,14 +42,14 @@ def wait(job: str | None, timeout: float | None, as_json: bool) -> int:
 
     A person is needed for a hang that orch will not end soon, a queue that can never start the job, a full disk, and a supervisor that died with its machine. The exit code is 0 if the job succeeded, 1 if it failed or was cancelled, 4 if it needs a person, and 124 after the timeout.
     """
-    told = outcome.outcome_of(find_job(job), timeout)
+    result = outcome.wait_for_outcome(find_job(job), timeout)
     if as_json:
-        print_json(told)
+        print_json(result)
     else:
-        terminal.write(outcome.lines(told))
-    if told["ended"]:
-        return 0 if told["state"] == "SUCCEEDED" else JOB_FAILED
-    return NEEDS_A_PERSON if told["needs"] else TIME_IS_OVER
+        terminal.write(outcome.lines(result))
+    if result["ended"]:
+        return 0 if result["state"] == "SUCCEEDED" else JOB_FAILED
+    return NEEDS_A_PERSON if result["needs"] else TIME_IS_OVER
 
 
 @click.command()
@@ -71,11 +71,11 @@ def metrics(listen: str | None, textfile: Path | None) -> int:
     """
     import prometheus_client
 
-    from orchestrator.programs.metrics import registry
+    from orchestrator.programs.metrics import make_registry
 
     if listen is not None and textfile is not None:
         raise UserError("--listen and --textfile exclude each other", "--listen", "leave out one of them")
-    jobs = registry(home.home(os.environ))
+    jobs = make_registry(home.job_home(os.environ))
     if textfile is not None:
         path = textfile / TEXTFILE
         try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.group import AS_JSON, KEY, OVERSUBSCRIBE, SET
-from orchestrator.cli.job_file import folder_of, write_new
+from orchestrator.cli.job_file import require_folder, write_new
 from orchestrator.cli.lifecycle import report_submitted
 from orchestrator.cli.params import complete_backend
 from orchestrator.core.errors import UserError
@@ -22,45 +22,45 @@ if TYPE_CHECKING:
     from orchestrator.spec.load import SpecFile
 
 
-_TYPED = "orch.run"
-_OF_TORCHRUN = re.compile(
+_TYPED_ARGS = "orch.run"
+_TORCHRUN_OPTION = re.compile(
     r"--(nnodes|nproc|rdzv|node[-_]rank|master[-_]|standalone|max[-_]restarts|no[-_]python|module)"
 )
 
 
-class _Line(click.Command):
+class _ScriptCommand(click.Command):
     """A verb that ends with a command: everything after its first word belongs to it, options too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the verb's options; `-m` starts a command as a script does."""
-        ctx.meta[_TYPED] = tuple(args)
+        ctx.meta[_TYPED_ARGS] = tuple(args)
         ctx.allow_interspersed_args = False
         ctx.ignore_unknown_options = True
         rest = super().parse_args(ctx, args)
         first = next(iter(ctx.params.get("words") or ()), "")
         if first.startswith("-") and first != "-m":
             options = [name for param in self.params for name in param.opts if name.startswith("--")]
-            near = _near(first, options)
+            near = _close_matches(first, options)
             name = first.partition("=")[0]
-            hint = None if near else f"No such option {name!r}. {_where(name)}"
+            hint = None if near else f"No such option {name!r}. {_option_hint(name)}"
             raise click.NoSuchOption(name, hint, possibilities=near, ctx=ctx)
         return rest
 
 
-def _where(name: str) -> str:
+def _option_hint(name: str) -> str:
     """Say where an option belongs that the verb does not have."""
-    if _OF_TORCHRUN.match(name):
+    if _TORCHRUN_OPTION.match(name):
         return f"It is torchrun's: orch run torchrun {name} … train.py"
     return f"Options of your script come after it: orch run train.py {name}"
 
 
-def _near(word: str, options: list[str]) -> list[str] | None:
+def _close_matches(word: str, options: list[str]) -> list[str] | None:
     import difflib
 
     return difflib.get_close_matches(word.partition("=")[0], options, n=1) or None
 
 
-@click.command(cls=_Line)
+@click.command(cls=_ScriptCommand)
 @click.option("--nodes", type=int, metavar="N", help="Machines to run on; by default 1, or all of --hosts.")
 @click.option("--gpus", metavar="N|auto", help="GPUs per machine, one rank each; by default all.")
 @click.option("--procs", type=int, metavar="N", help="CPU ranks per machine.")
@@ -99,13 +99,13 @@ def run(
     follow: bool,
     save: Path | None,
     as_json: bool,
-    **said: str | int | None,
+    **options: str | int | None,
 ) -> int:
     """Run a script without a job file.
 
     SCRIPT is train.py, -m pkg.train, a launch line such as torchrun --nproc-per-node 2 train.py, or a shell script with one, such as bash dist_train.sh; everything after it belongs to it. Ctrl-C detaches; the job keeps running. The equivalent job file is written to the job's folder.
     """
-    file = _job_file(words, env, overrides, said, save)
+    file = _job_file(words, env, overrides, options, save)
     if save is not None:
         write_new(save, file.text, "start it with")
         return 0
@@ -116,32 +116,32 @@ def run(
 
 
 def _job_file(
-    words: tuple[str, ...],
+    command_line: tuple[str, ...],
     env: tuple[str, ...],
     overrides: tuple[str, ...],
-    said: dict[str, str | int | None],
+    options: dict[str, str | int | None],
     save: Path | None,
 ) -> SpecFile:
     """Return the job file that is equivalent to the line. Raises UserError, naming the wrong options."""
     from orchestrator.spec import run_line
-    from orchestrator.spec.yaml_document import escaped
+    from orchestrator.spec.yaml_document import escape
 
-    here = Path.cwd()
-    path = here / "job.yaml" if save is None else folder_of(save) / save.name
-    python, command = run_line.without_python(words)
-    if python and said["python"] is None:
-        said = {
-            **said,
-            "python": _named_python(python, over_ssh=bool(said["hosts"] or said["backend"] == "ssh")),
+    cwd = Path.cwd()
+    path = cwd / "job.yaml" if save is None else require_folder(save) / save.name
+    python, command = run_line.split_python(command_line)
+    if python and options["python"] is None:
+        options = {
+            **options,
+            "python": _find_python(python, over_ssh=bool(options["hosts"] or options["backend"] == "ssh")),
         }
-    settings = {} if path.parent.resolve() == here else {"workdir": os.path.relpath(here, path.parent)}
-    line = run_line.RunLine(command, env=_variables(env), overrides=overrides, settings=settings, **said)  # type: ignore[arg-type]
-    typed = click.get_current_context().meta[_TYPED]
-    notes = [f"Written by: orch run {escaped(shlex.join(typed))}"]
-    return run_line.job_file(line, path, notes, lambda name, value: f"--{name} {value}")
+    settings = {} if path.parent.resolve() == cwd else {"workdir": os.path.relpath(cwd, path.parent)}
+    line = run_line.RunLine(command, env=_parse_env(env), overrides=overrides, settings=settings, **options)  # type: ignore[arg-type]
+    typed_args = click.get_current_context().meta[_TYPED_ARGS]
+    notes = [f"Written by: orch run {escape(shlex.join(typed_args))}"]
+    return run_line.make_job_file(line, path, notes, lambda name, value: f"--{name} {value}")
 
 
-def _variables(texts: tuple[str, ...]) -> dict[str, str]:
+def _parse_env(texts: tuple[str, ...]) -> dict[str, str]:
     """Return the variables of `--env`. Raises UserError for one without a value."""
     for text in texts:
         if "=" not in text:
@@ -152,7 +152,7 @@ def _variables(texts: tuple[str, ...]) -> dict[str, str]:
     return {name: value for name, _, value in (text.partition("=") for text in texts)}
 
 
-def _named_python(word: str, *, over_ssh: bool) -> str | None:
+def _find_python(word: str, *, over_ssh: bool) -> str | None:
     """Return the interpreter that starts a command, as ranks find it; None for the one that runs orch."""
     if over_ssh or os.sep in word:
         return word

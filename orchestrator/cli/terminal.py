@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from orchestrator.core.errors import ClusterError
-from orchestrator.core.invisible_characters import harmless
+from orchestrator.core.invisible_characters import escape_harmful
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,17 +51,17 @@ def write(lines: Iterable[cells.Line]) -> None:
     """Write lines to standard output."""
     from orchestrator.views import cells
 
-    lines = cells.wrapped(lines, width())
-    sys.stdout.write(painted(lines) if has_colour() else cells.plain(lines))
+    lines = cells.wrap(lines, width())
+    sys.stdout.write(paint(lines) if has_colour() else cells.plain_text(lines))
     sys.stdout.flush()
 
 
-def painted(lines: Iterable[cells.Line]) -> str:
+def paint(lines: Iterable[cells.Line]) -> str:
     """Return lines as text with colours."""
-    return "".join("".join(map(_paint, line)) + "\n" for line in lines)
+    return "".join("".join(map(_paint_cell, line)) + "\n" for line in lines)
 
 
-def _paint(cell: cells.Cell) -> str:
+def _paint_cell(cell: cells.Cell) -> str:
     if not cell.style or not cell.text:
         return cell.text
     codes = ";".join(str(_SGR[word]) for word in cell.style.split())
@@ -125,7 +125,7 @@ def widen_pipe() -> None:
         fcntl.fcntl(sys.stdout.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 
-def drop_rest() -> None:
+def drop_unwritten() -> None:
     """Drop unwritten output: the interpreter would write it again, and change the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -138,7 +138,7 @@ ERROR_LINE_CHARS_MAX = 1000
 """The length at which a line of an error is shortened: it may repeat what was typed."""
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Return an error with the middle of its long lines left out: the end of a line says what is wrong."""
     half = ERROR_LINE_CHARS_MAX // 2
     lines = text.split("\n")
@@ -150,12 +150,12 @@ def shortened(text: str) -> str:
 def say(text: str, *, err: bool = False) -> None:
     """Write text from any source, made harmless. An error of standard error ends no command."""
     with contextlib.suppress(*([OSError] if err else [])):
-        print(harmless(text), file=sys.stderr if err else sys.stdout, flush=True)
+        print(escape_harmful(text), file=sys.stderr if err else sys.stdout, flush=True)
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     """Write an error to standard error, its first line red where there are colours."""
-    head, newline, rest = harmless(shortened(text)).partition("\n")
+    head, newline, rest = escape_harmful(shorten(text)).partition("\n")
     if has_colour(sys.stderr):
         head = f"\x1b[31m{head}\x1b[0m"
     with contextlib.suppress(OSError):

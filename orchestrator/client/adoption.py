@@ -12,15 +12,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.core.checkpoints import disk, formats, ledger, names, reading, tree
-from orchestrator.core.checkpoints.save import (
-    Closing,
+from orchestrator.core.checkpoints import disk, file_groups, formats, ledger, tree, validation
+from orchestrator.core.checkpoints.checkpoint import (
+    CheckpointFile,
+    CheckpointRecord,
+    CheckpointState,
+    CompletionReason,
     Content,
+    FileLocation,
     GroupReading,
-    Piece,
-    Place,
-    Save,
-    SaveState,
     StepSource,
 )
 from orchestrator.core.errors import ClusterError, OrchError, UserError
@@ -28,17 +28,17 @@ from orchestrator.core.jobdir import home, locks, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 
-LIST = "orch checkpoints lists the checkpoints"
+LIST_HINT = "orch checkpoints lists the checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class AdoptableCheckpoint:
     """A group of files that looks like a checkpoint and is not in the ledger. `root`: what the names of its files are relative
     to."""
 
     root: Path
-    group: names.Group
-    pieces: tuple[Piece, ...]
+    group: file_groups.FileGroup
+    pieces: tuple[CheckpointFile, ...]
     reading: GroupReading
 
     @property
@@ -53,39 +53,41 @@ class Offer:
     @property
     def fault(self) -> str:
         """Why it is not complete; empty if no fault was found."""
-        return reading.fault(self.reading, {piece.name: piece.size_bytes for piece in self.pieces})
+        return validation.find_fault(self.reading, {piece.name: piece.size_bytes for piece in self.pieces})
 
 
-def offers(job: JobDir, plan: Plan, saves: Mapping[int, Save]) -> list[Offer]:
+def find_adoptable(
+    job: JobDir, plan: Plan, saves: Mapping[int, CheckpointRecord]
+) -> list[AdoptableCheckpoint]:
     """Return the files at `checkpoint.path` that look like checkpoints and are not in the ledger, the newest last; none while the job runs,
     because its supervisor enters what its ranks save."""
-    if not _is_over(job):
+    if not _has_ended(job):
         return []
-    root, glob = tree.place_of(*plan.checkpoint_place(job))
+    root, glob = tree.split_glob(*plan.checkpoint_location(job))
     if root.is_relative_to(job.code):
         return []  # checkpoints from the snapshot look the same
-    known = {
+    ledger_sizes = {
         f"{folder}/{piece.name}": piece.size_bytes
         for save in saves.values()
-        for folder in [*(place.root for place in save.places), *(part.root for part in save.parts)]
-        for piece in save.pieces
+        for folder in [*(place.root for place in save.locations), *(part.root for part in save.parts)]
+        for piece in save.files
     }
-    told = {piece.name for save in saves.values() for piece in save.pieces}
-    found, offered = tree.look(root, glob), []
-    for group in names.group(found.files).values():
-        own = {f"{root}/{name}": found.files[name].size_bytes for name in group.names}
-        if own.items() <= known.items() or not any(map(names.is_save_file, group.names)):
+    ledger_names = {piece.name for save in saves.values() for piece in save.files}
+    scan, adoptable = tree.scan(root, glob), []
+    for group in file_groups.group_files(scan.files).values():
+        sizes = {f"{root}/{name}": scan.files[name].size_bytes for name in group.names}
+        if sizes.items() <= ledger_sizes.items() or not any(map(file_groups.is_checkpoint_file, group.names)):
             continue
-        offer = _offer(root, group, found.files, found.pointed)
-        is_told = bool(offer.fault) and not told.isdisjoint(
+        candidate = _make_adoptable(root, group, scan.files, scan.pointed)
+        is_listed = bool(candidate.fault) and not ledger_names.isdisjoint(
             group.names
         )  # it lies beside the checkpoint that it belongs to
-        if offer.reading.content not in (Content.PART, Content.OTHER) and not is_told:
-            offered.append(offer)
-    return sorted(offered, key=lambda offer: offer.written_ns)
+        if candidate.reading.content not in (Content.PART, Content.OTHER) and not is_listed:
+            adoptable.append(candidate)
+    return sorted(adoptable, key=lambda offer: offer.written_ns)
 
 
-def _is_over(job: JobDir) -> bool:
+def _has_ended(job: JobDir) -> bool:
     """Tell whether a job has ended; its supervisor may still be running."""
     if job.ended.exists():
         return True
@@ -94,39 +96,45 @@ def _is_over(job: JobDir) -> bool:
     return False
 
 
-def _offer(root: Path, group: names.Group, files: Mapping[str, Piece], pointed: Collection[str]) -> Offer:
+def _make_adoptable(
+    root: Path, group: file_groups.FileGroup, files: Mapping[str, CheckpointFile], pointed: Collection[str]
+) -> AdoptableCheckpoint:
     pieces = tuple(files[name] for name in sorted(group.names))
-    return Offer(root, group, pieces, reading.read(root, group, files, pointed, trusts_times=True))
+    return AdoptableCheckpoint(
+        root, group, pieces, validation.read_group(root, group, files, pointed, trusts_times=True)
+    )
 
 
 # Adoption
 
 
-def adopt(job: JobDir, plan: Plan, path: Path) -> Save:
+def adopt(job: JobDir, plan: Plan, path: Path) -> CheckpointRecord:
     """Enter files as a complete checkpoint in the ledger. Raises UserError for files that are not one, or while
     a supervisor is running; ClusterError."""
-    home.require_ours(job)
+    home.require_own_job(job)
     with contextlib.suppress(OSError):  # a disk without locks
-        if not _is_over(job) and locks.is_held(job.lock):
-            raise _at_work(job)  # before hours of reading
-    offer = _offer_at(job, plan, path)
-    fault = offer.fault or next(filter(None, (_damage(offer.root, piece) for piece in offer.pieces)), "")
+        if not _has_ended(job) and locks.is_held(job.lock):
+            raise _supervisor_running_error(job)  # before hours of reading
+    candidate = _find_adoptable_at(job, plan, path)
+    fault = candidate.fault or next(
+        filter(None, (_find_damage(candidate.root, piece) for piece in candidate.pieces)), ""
+    )
     if fault:
-        raise unfit(str(path), fault)
+        raise unusable_error(str(path), fault)
     try:
-        pieces = disk.hashed(offer.root, offer.pieces)
+        pieces = disk.hash_files(candidate.root, candidate.pieces)
     except OSError as err:
         raise UserError(f"cannot be read: {err.strerror}", str(path), "make it readable") from err
     if pieces is None:
         raise UserError("is still being written", str(path), "try again when it is written")
-    with locks.locked(job) as is_mine:  # the supervisor is the writer of the ledger
+    with locks.hold_job_lock(job) as is_mine:  # the supervisor is the writer of the ledger
         if not is_mine:
-            raise _at_work(job)
+            raise _supervisor_running_error(job)
         try:
-            book = ledger.Ledger(job.root, job.ledger)
-            save = _adopted(offer, pieces, book.next_number, plan)
-            book.put(save)
-            book.flush()
+            ledger_file = ledger.Ledger(job.root, job.ledger)
+            save = _to_checkpoint(candidate, pieces, ledger_file.next_number, plan)
+            ledger_file.put(save)
+            ledger_file.flush()
         except OSError as err:
             raise ClusterError(
                 f"cannot be written: {err.strerror}", str(job.ledger), "free some space there"
@@ -134,73 +142,87 @@ def adopt(job: JobDir, plan: Plan, path: Path) -> Save:
     return save
 
 
-def unfit(where: str, why: str) -> UserError:
+def unusable_error(where: str, why: str) -> UserError:
     """Return the error for something that is not a usable checkpoint."""
-    return UserError(f"is not a checkpoint to resume from: {why}", where, LIST)
+    return UserError(f"is not a checkpoint to resume from: {why}", where, LIST_HINT)
 
 
-def _at_work(job: JobDir) -> UserError:
+def _supervisor_running_error(job: JobDir) -> UserError:
     return UserError("its supervisor is still running", job.id, "resume from it after the job has ended")
 
 
-def _damage(root: Path, piece: Piece) -> str:
-    fault, _ = formats.damage(root, piece.name, piece.size_bytes)
+def _find_damage(root: Path, piece: CheckpointFile) -> str:
+    fault, _ = formats.find_damage(root, piece.name, piece.size_bytes)
     return f"{piece.name} {fault}" if fault else ""
 
 
-def _adopted(offer: Offer, pieces: Sequence[Piece], number: int, plan: Plan) -> Save:
+def _to_checkpoint(
+    offer: AdoptableCheckpoint, pieces: Sequence[CheckpointFile], number: int, plan: Plan
+) -> CheckpointRecord:
     state = offer.reading
-    ranks = max((len(own) for own in names.ranks_in(offer.group.names).values()), default=0)
+    ranks = max((len(own) for own in file_groups.find_ranks(offer.group.names).values()), default=0)
     content = Content.STATE if state.content in (Content.PART, Content.OTHER) else state.content
-    return Save(
+    return CheckpointRecord(
         number=number, key=offer.group.key, series=offer.group.series, main=offer.group.main, attempt=0,
         world_size=0 if state.fits_any_size else ranks or plan.world_size, steps=0, format=state.format, content=content,
-        fits_any_size=state.fits_any_size, state=SaveState.WHOLE, closed_by=Closing.ADOPTED, step=state.step,
+        fits_any_size=state.fits_any_size, state=CheckpointState.WHOLE, closed_by=CompletionReason.ADOPTED, step=state.step,
         step_source=StepSource.UNKNOWN if state.step is None else StepSource.STATED, stated=state.step,
-        written_ns=offer.written_ns, pieces=tuple(pieces), places=(Place("", str(offer.root)),),
+        written_ns=offer.written_ns, files=tuple(pieces), locations=(FileLocation("", str(offer.root)),),
         compared="sha256", cites=state.cites,
     )  # fmt: skip
 
 
-def _offer_at(job: JobDir, plan: Plan, path: Path) -> Offer:
+def _find_adoptable_at(job: JobDir, plan: Plan, path: Path) -> AdoptableCheckpoint:
     """Return the group of files at a path. Raises UserError."""
-    place, _ = tree.place_of(*plan.checkpoint_place(job))
+    place, _ = tree.split_glob(*plan.checkpoint_location(job))
     if any(own.resolve().is_relative_to(path.resolve()) for own in (job.checkpoints, place)):
-        raise unfit(str(path), "it is the folder of the job's checkpoints")
+        raise unusable_error(str(path), "it is the folder of the job's checkpoints")
     root = next((own for own in (place, job.checkpoints) if path.is_relative_to(own)), None)
     if root is None and plan.ssh is not None and path.is_relative_to(job.root):
         raise UserError(
             "it is not copied to the hosts from there", str(path), f"copy it into {job.checkpoints}"
         )
     if root is not None:
-        found = tree.look(root)
-        return _offer_of(path, root, found.files, found.pointed)
+        scan = tree.scan(root)
+        return _find_adoptable_in(path, root, scan.files, scan.pointed)
     folder = path if path.is_dir() else path.parent
-    found, top = tree.look(folder), f"{folder.name}/"
-    files = {top + name: dataclasses.replace(piece, name=top + name) for name, piece in found.files.items()}
-    offer = _offer_of(path, folder.parent, files, {top + name for name in found.pointed})
+    scan, prefix = tree.scan(folder), f"{folder.name}/"
+    files = {
+        prefix + name: dataclasses.replace(piece, name=prefix + name) for name, piece in scan.files.items()
+    }
+    offer = _find_adoptable_in(path, folder.parent, files, {prefix + name for name in scan.pointed})
     if offer.group.is_folder:
         return offer
-    return _offer_of(path, folder, found.files, found.pointed)
+    return _find_adoptable_in(path, folder, scan.files, scan.pointed)
 
 
-def _offer_of(path: Path, root: Path, files: Mapping[str, Piece], pointed: Collection[str]) -> Offer:
+def _find_adoptable_in(
+    path: Path, root: Path, files: Mapping[str, CheckpointFile], pointed: Collection[str]
+) -> AdoptableCheckpoint:
     """Return the group of files at a path, out of all below a folder. Raises UserError."""
-    group = _group_at(str(path.relative_to(root)), files)
-    if group is None or not any(map(names.is_save_file, group.names)):
-        raise unfit(str(path), "it has no file with an extension of checkpoints, such as .pt or .safetensors")
-    return _offer(root, group, files, pointed)
+    group = _find_group(str(path.relative_to(root)), files)
+    if group is None or not any(map(file_groups.is_checkpoint_file, group.names)):
+        raise unusable_error(
+            str(path), "it has no file with an extension of checkpoints, such as .pt or .safetensors"
+        )
+    return _make_adoptable(root, group, files, pointed)
 
 
-def _group_at(wanted: str, files: Mapping[str, Piece]) -> names.Group | None:
+def _find_group(relative_path: str, files: Mapping[str, CheckpointFile]) -> file_groups.FileGroup | None:
     """Return the group of a name; of another folder all files below it. Raises UserError if these are
     several checkpoints."""
-    groups = names.group(files).values()
-    found = next((group for group in groups if wanted in (group.main, *group.names)), None)
-    own = sorted(name for name in files if name.startswith(f"{wanted}/"))
-    if found is not None or not own:
-        return found
-    inner = [group.main for group in groups if group.main.startswith(f"{wanted}/") and not group.is_slot]
+    groups = file_groups.group_files(files).values()
+    exact = next((group for group in groups if relative_path in (group.main, *group.names)), None)
+    files_below = sorted(name for name in files if name.startswith(f"{relative_path}/"))
+    if exact is not None or not files_below:
+        return exact
+    inner = [
+        group.main
+        for group in groups
+        if group.main.startswith(f"{relative_path}/") and not group.is_overwritten
+    ]
     if len(inner) > 1:
-        raise UserError(f"contains {len(inner)} checkpoints, such as {inner[-1]}", wanted, "name one of them")
-    return names.Group(wanted, wanted, wanted, True, (), "", own)
+        raise UserError(
+            f"contains {len(inner)} checkpoints, such as {inner[-1]}", relative_path, "name one of them"
+        )
+    return file_groups.FileGroup(relative_path, relative_path, relative_path, True, (), "", files_below)

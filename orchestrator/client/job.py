@@ -26,7 +26,7 @@ from orchestrator.core.jobdir.status_file import Status
 
 if TYPE_CHECKING:
     from orchestrator.client.logs.reader import LogLine, LogQuery
-    from orchestrator.core.checkpoints.choice import Choice
+    from orchestrator.core.checkpoints.resume_choice import ResumeChoice
     from orchestrator.core.jobdir.plan import Plan
     from orchestrator.core.mask import Mask
     from orchestrator.journal.goodput import Goodput
@@ -54,9 +54,9 @@ class Job:
         return home.name_of(self.folder.id)
 
     @property
-    def called(self) -> str:
+    def reference(self) -> str:
         """The job's reference in commands: its name if that is unique, else its id."""
-        return home.called(self.folder)
+        return home.reference(self.folder)
 
     def status(self) -> Json:
         """Return one object of `orch status --json`.
@@ -66,7 +66,7 @@ class Job:
         """
         from orchestrator.client.logs import trackers
 
-        return status_file.as_json(trackers.with_runs(self.folder, self.source.settled_status()))
+        return status_file.to_json(trackers.add_runs(self.folder, self.source.settled_status()))
 
     @property
     def source(self) -> JobSource:
@@ -91,7 +91,7 @@ class Job:
         while True:
             status = self.source.settled_status()
             if status.state in status_file.ENDED:
-                return status_file.as_json(status)
+                return status_file.to_json(status)
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"{self.id} is still {status.state} after {timeout_s:g} s")
             time.sleep(POLL_S)
@@ -120,72 +120,74 @@ class Job:
 
         Raises UserError when there is no attempt to stop.
         """
-        before = self.source.settled_status()
-        if before.state in status_file.ENDED:
-            raise UserError(f"the job has ended: {before.state}", self.id, "orch resume continues it")
-        if before.state not in ("STARTING", "RUNNING"):
+        status = self.source.settled_status()
+        if status.state in status_file.ENDED:
+            raise UserError(f"the job has ended: {status.state}", self.id, "orch resume continues it")
+        if status.state not in ("STARTING", "RUNNING"):
             fix = "wait until orch status shows RUNNING"
-            raise UserError(f"there is no attempt to stop: the job is {before.state}", self.id, fix)
-        requests.ask(self.folder.requests, "restart")
-        return status_file.as_json(before)
+            raise UserError(f"there is no attempt to stop: the job is {status.state}", self.id, fix)
+        requests.send(self.folder.requests, "restart")
+        return status_file.to_json(status)
 
     def resume(
         self,
         checkpoint: str = "",
         overrides: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
-    ) -> Choice:
+    ) -> ResumeChoice:
         """Resume an ended job from its newest checkpoint, or from `checkpoint`; return what it starts from.
 
         Of several commands at once, one resumes it. Raises UserError if the job runs, and if it has succeeded and
         neither `checkpoint` nor `overrides` give it anything new to do.
         """
-        home.require_ours(self.folder)
+        home.require_own_job(self.folder)
         try:
-            with locks.command_lock(self.folder):
+            with locks.hold_command_lock(self.folder):
                 return self._resume(checkpoint, tuple(overrides), os.environ if environ is None else environ)
         except OSError as err:
-            raise requests.refused(err, self.folder.root) from err
+            raise requests.make_write_error(err, self.folder.root) from err
 
-    def _resume(self, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]) -> Choice:
+    def _resume(
+        self, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]
+    ) -> ResumeChoice:
         """Resume the job while its resume lock is held."""
-        from orchestrator.client import saves
-        from orchestrator.journal import lost_journal
+        from orchestrator.client import job_checkpoints
+        from orchestrator.journal import journal_integrity
         from orchestrator.submission import resume
 
-        lost_journal.require_journal(self.folder)
-        before = self.source.settled_status()
-        state = before.state
+        journal_integrity.require_journal(self.folder)
+        ended_status = self.source.settled_status()
+        state = ended_status.state
         if state not in status_file.ENDED:
-            raise self._goes_on(before)
+            raise self._still_running_error(ended_status)
         if state == "SUCCEEDED" and not overrides and not checkpoint:
             fix = "continue with more steps by --set entrypoint='train.py --steps 2000', repeat a part by --from CHECKPOINT, "
             fix += "or start again with orch submit"
             raise UserError("the job has succeeded: nothing is left to do", self.id, fix)
-        start = saves.Start(self.folder, self.plan(), checkpoint)
-        resume.resume(self.folder, self.plan(), start.number, overrides, environ, start.fit)
-        self.source.await_resume(before)
+        start = job_checkpoints.ResumeSource(self.folder, self.plan(), checkpoint)
+        resume.resume(self.folder, self.plan(), start.number, overrides, environ, start.choose_for)
+        self.source.await_resume(ended_status)
         return start.choice
 
-    def _goes_on(self, status: Status) -> UserError:
+    def _still_running_error(self, status: Status) -> UserError:
         what, fix = f"the job is {status.state}", "orch cancel it first, or wait for its end"
-        who, silent_s = locks.holder(self.folder.lock), status.written_s or 0.0
-        if who is not None and who.host != os.uname().nodename and status.backend == "local":
-            what = f"{what} on {who.host}, last update {silent_s:.0f} s ago"
-            fix = f"orch cancel it there, or wait for its end; if that machine is gone for good: {home.anew(self.folder.root)}"
+        holder, silent_s = locks.read_holder(self.folder.lock), status.written_s or 0.0
+        if holder is not None and holder.host != os.uname().nodename and status.backend == "local":
+            what = f"{what} on {holder.host}, last update {silent_s:.0f} s ago"
+            fix = f"orch cancel it there, or wait for its end; if that machine is gone for good: {home.resubmit_hint(self.folder.root)}"
         return UserError(what, self.id, fix)
 
     def why(self, record: Record | None = None) -> Json:
         """Return the post-mortem, of a record that was read before or now. Raises OrchError when plan or journal are damaged."""
-        from orchestrator.client import post_mortem, saves
+        from orchestrator.client import job_checkpoints, post_mortem
         from orchestrator.client.logs import losses
         from orchestrator.journal import facts_file, journal_file
 
-        plan, record = self.plan(), record or facts_file.record(self.folder)
-        with journal_file.replayed(self.folder.journal):
+        plan, record = self.plan(), record or facts_file.load_record(self.folder)
+        with journal_file.checked_replay(self.folder.journal):
             why = post_mortem.why(plan, record)
         for attempt in why["attempts"][-losses.ATTEMPTS_MAX :] if len(why["attempts"]) > 1 else ():
-            attempt["losses"] = losses.of_log(self.folder.rank_log(attempt["attempt"], 0))
+            attempt["losses"] = losses.read_losses(self.folder.rank_log(attempt["attempt"], 0))
         changed = self.source.changed_imports()
         for attempt in why["attempts"]:
             attempt["remarks"] += [
@@ -193,18 +195,18 @@ class Job:
                 for path in changed.get(attempt["attempt"], ())
             ]
         why |= {"suspicion": None, "dir": str(self.folder.root)}
-        saves.explain(self.folder, plan, why, record)
+        job_checkpoints.add_checkpoints(self.folder, plan, why, record)
         if record.facts.end is not None:
             return why
         with contextlib.suppress(FileNotFoundError, OrchError):
-            post_mortem.bring_up_to_date(why, self.source.written_status())
-        return {**why, **self.source.in_queue()}
+            post_mortem.add_live_status(why, self.source.written_status())
+        return {**why, **self.source.queue_fields()}
 
     def goodput(self) -> Goodput:
         """Return how the ranks' time was spent. Raises OrchError when plan or journal are damaged."""
-        from orchestrator.journal import goodput, lost_journal
+        from orchestrator.journal import goodput, journal_integrity
 
-        lost_journal.require_journal(self.folder)
+        journal_integrity.require_journal(self.folder)
         return goodput.read(self.folder, self.plan().created_at)
 
     def stacks(self) -> Json:
@@ -214,13 +216,13 @@ class Job:
         """
         from orchestrator.client import stacks as live_stacks
 
-        return live_stacks.stacks(self.folder, self.source.settled_status())
+        return live_stacks.inspect_stacks(self.folder, self.source.settled_status())
 
     def plan(self) -> Plan:
         """Return the plan made at submit. Raises ClusterError when the plan is missing or damaged."""
         return self.source.plan()
 
-    def ranks_of(self, attempt: int | None = None) -> dict[str, tuple[int, ...]]:
+    def ranks_by_node(self, attempt: int | None = None) -> dict[str, tuple[int, ...]]:
         """Return the ranks of each node, in `attempt` or the latest that was placed; a pool's differ by attempt.
 
         Raises ClusterError when plan or journal are damaged.
@@ -232,13 +234,13 @@ class Job:
         from orchestrator.brain.model import decisions as d
         from orchestrator.journal import journal_file
 
-        places = journal_file.read_only(self.folder.journal, d.Place)
+        placements = journal_file.read_kinds(self.folder.journal, d.Place)
         chosen = [
-            place for place in places if isinstance(place, d.Place) and attempt in (None, place.attempt)
+            place for place in placements if isinstance(place, d.Place) and attempt in (None, place.attempt)
         ]
         return {**ranks, **dict(chosen[-1].nodes if chosen else ())}
 
-    def ranks_wanted(
+    def select_ranks(
         self, ranks: Sequence[int], nodes: Sequence[str], attempt: int | None
     ) -> tuple[int, ...]:
         """Return the ranks that `--rank` and `--node` mean; none for all. Raises UserError for one that is not the job's."""
@@ -256,15 +258,17 @@ class Job:
             if rank >= plan.world_size and not any(self.folder.logs.glob(f"*/{rank_name(rank)}.log")):
                 fix = f"its ranks are 0 to {plan.world_size - 1}"
                 raise UserError(f"{self.id} has no rank {rank}", "--rank", fix)
-        placed = self.ranks_of(attempt).items() if not ranks else ()
-        return tuple(ranks) or tuple(rank for name, held in placed if name in nodes for rank in held)
+        placed = self.ranks_by_node(attempt).items() if not ranks else ()
+        return tuple(ranks) or tuple(
+            rank for name, node_ranks in placed if name in nodes for rank in node_ranks
+        )
 
     def mask(self) -> Mask:
         """Return the mask that hides the job's secrets in all output. Raises ClusterError when they are damaged."""
         from orchestrator.client.logs import secret_mask
 
         try:
-            return secret_mask.of_job(self.folder)
+            return secret_mask.load_mask(self.folder)
         except ValueError as err:
             what = f"the job's secrets cannot be read, so output cannot be masked: {err}"
             raise ClusterError(what, str(self.folder.secrets), "read the log files themselves") from err
@@ -284,10 +288,10 @@ def submit(
 
     Raises OrchError, leaving nothing behind.
     """
-    return submit_named(spec, backend, overrides, environ, oversubscribe=oversubscribe, key=key)[0]
+    return submit_file(spec, backend, overrides, environ, oversubscribe=oversubscribe, key=key)[0]
 
 
-def submit_named(
+def submit_file(
     spec: str | Path,
     backend: str | None,
     overrides: Sequence[str],
@@ -300,8 +304,8 @@ def submit_named(
     from orchestrator.spec.load import load
 
     file = load(Path(spec), overrides=overrides, backend=backend)
-    kept = [*overrides, *([f"backend={backend}"] if backend else [])]
-    return submit_once(file, kept, environ, oversubscribe=oversubscribe, key=key)
+    all_overrides = [*overrides, *([f"backend={backend}"] if backend else [])]
+    return submit_once(file, all_overrides, environ, oversubscribe=oversubscribe, key=key)
 
 
 def submit_once(
@@ -314,15 +318,15 @@ def submit_once(
 ) -> tuple[Job, bool]:
     """Submit a job file that was read with `overrides`, unless a job was submitted with `key` before; return the job, and
     whether it is new. Raises OrchError, leaving nothing behind."""
-    from orchestrator.submission.submit import held_key
+    from orchestrator.submission.submit import hold_key
 
     environ = os.environ if environ is None else environ
     if key is None:
         return _submit(file, overrides, environ, oversubscribe, None), True
-    with held_key(home.home(environ), key) as claim:
-        before = claim.job()
-        if before is not None:
-            return Job(before), False
+    with hold_key(home.job_home(environ), key) as claim:
+        existing = claim.job()
+        if existing is not None:
+            return Job(existing), False
         return _submit(file, overrides, environ, oversubscribe, claim), True
 
 
@@ -341,10 +345,10 @@ def _submit(
     if file.spec.backend == "slurm":
         from orchestrator.client import slurm_status
 
-        slurm_status.note_cluster(job.folder)
+        slurm_status.record_cluster(job.folder)
     return job
 
 
 def find(wanted: str | None = None, environ: Mapping[str, str] | None = None) -> Job:
     """Return a job by id or name, or the latest. Raises UserError when there is none."""
-    return Job(home.find(home.home(os.environ if environ is None else environ), wanted))
+    return Job(home.find_job(home.job_home(os.environ if environ is None else environ), wanted))

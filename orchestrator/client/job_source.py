@@ -46,17 +46,17 @@ class JobSource:
 
     def settle(self) -> None:
         """Restart the job's supervisor if it died; act on Slurm's state of the job. Raises ClusterError."""
-        supervisor_process.revive(self.folder)
+        supervisor_process.restart_supervisor(self.folder)
 
     def written_status(self) -> Status:
         """Return the supervisor's status, with the supervisor's process if it is old. Raises FileNotFoundError."""
         status = status_file.read(self.folder, time.time(), procfs.boot_id())
         if not status.is_late:
             return status
-        if not status.copy_of and (now := self._rewritten(status)) is not None:
+        if not status.copy_of and (now := self._await_rewrite(status)) is not None:
             return now
-        full = str(self.folder.root) if full_disk.is_used_up(self.folder.root) else ""
-        return replace(status, supervisor=locks.holder(self.folder.lock), full_disk=full)
+        full = str(self.folder.root) if full_disk.is_disk_full(self.folder.root) else ""
+        return replace(status, supervisor=locks.read_holder(self.folder.lock), full_disk=full)
 
     def changed_imports(self) -> dict[int, dict[str, None]]:
         """Return by attempt the files that ranks imported, that are not in the snapshot, and that were others before. What ranks
@@ -71,14 +71,14 @@ class JobSource:
                         changed.setdefault(attempt_of(file.parents[1]) or 0, {})[path] = None
         return changed
 
-    def _rewritten(self, late: Status) -> Status | None:
+    def _await_rewrite(self, late_status: Status) -> Status | None:
         """Return what a supervisor has written while its status was watched, which proves that only the clocks of two machines
         differ; None where it writes no more. Raises FileNotFoundError."""
         deadline_s = time.monotonic() + REWRITE_S_MAX
         while time.monotonic() < deadline_s:
             time.sleep(STATE_POLL_S)
-            now = status_file.read(self.folder, status_file.seconds(late.written_at))
-            if now.written_at != late.written_at:
+            now = status_file.read(self.folder, status_file.parse_iso(late_status.written_at))
+            if now.written_at != late_status.written_at:
                 return replace(now, written_s=0.0)
         return None
 
@@ -91,7 +91,7 @@ class JobSource:
             except FileNotFoundError:
                 is_beginning = self.folder.plan.exists() and not self.folder.ended.exists()
                 if not is_beginning or time.monotonic() > deadline_s:
-                    raise _no_status(self.folder) from None
+                    raise _no_status_error(self.folder) from None
                 time.sleep(STATE_POLL_S)
 
     def settled_status(self) -> Status:
@@ -99,7 +99,7 @@ class JobSource:
         self.settle()
         return self.status()
 
-    def in_queue(self) -> Json:
+    def queue_fields(self) -> Json:
         """Return what the queue adds to the post-mortem of a running job: its state while there is no supervisor."""
         return {}
 
@@ -116,12 +116,12 @@ class JobSource:
 
     def cancel(self) -> None:
         """Request the job's end. Raises ClusterError when Slurm refuses it, or the request cannot be written."""
-        requests.ask(self.folder.requests, "cancel")
+        requests.send(self.folder.requests, "cancel")
 
-    def await_resume(self, before: Status) -> None:
+    def await_resume(self, ended_status: Status) -> None:
         """Wait until the status shows a resume: before that a wait for the job's end would see the old end."""
         deadline_s = time.monotonic() + RESUME_S_MAX
-        while _is_same_end(before, self.status()):
+        while _is_same_end(ended_status, self.status()):
             if time.monotonic() > deadline_s:
                 what = f"no new attempt started within {RESUME_S_MAX:g} s"
                 raise ClusterError(what, self.folder.id, f"see {self.folder.supervisor_log}")
@@ -139,18 +139,18 @@ class JobSource:
             raise ClusterError(what, str(self.folder.plan), fix) from err
         except codec.KeysError as err:
             what = f"the job's plan is damaged, or another version of orch wrote it: {err}"
-            raise ClusterError(what, str(self.folder.plan), status_file.OTHER_VERSION) from err
+            raise ClusterError(what, str(self.folder.plan), status_file.OTHER_VERSION_FIX) from err
         except codec.CodecError as err:
             raise ClusterError(f"the job's plan is damaged: {err}", str(self.folder.plan), fix) from err
 
 
-def _is_same_end(before: Status, now: Status) -> bool:
+def _is_same_end(ended_status: Status, current: Status) -> bool:
     """Tell whether an ended job's status is still that of the same end; times jitter, so they are not compared."""
-    begun = before.started_at is None and now.started_at is not None
-    return now.state in status_file.ENDED and now.attempt == before.attempt and not begun
+    begun = ended_status.started_at is None and current.started_at is not None
+    return current.state in status_file.ENDED and current.attempt == ended_status.attempt and not begun
 
 
-def _no_status(job: JobDir) -> ClusterError:
+def _no_status_error(job: JobDir) -> ClusterError:
     if not job.plan.exists():
         return ClusterError(
             "this is not a complete job folder: it has no plan.json", str(job.root), "delete it"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
-from orchestrator.brain.model.decisions import Evidence, Kind, Notice, Topic
+from orchestrator.brain.model.decisions import Evidence, Notice, NoticeTopic, VerdictKind
 from orchestrator.brain.model.facts import Phase
 from orchestrator.core.codec import Json
 from orchestrator.core.jobdir import status_file
@@ -20,41 +20,45 @@ from orchestrator.journal.goodput import Goodput
 from orchestrator.journal.job_record import AttemptHistory, Record
 from orchestrator.supervisor import status
 
-LATE_MAX = 4
+LATE_EXITS_MAX = 4
 """How many ranks are named that failed after they were asked to stop."""
 
 
 def why(plan: Plan, record: Record) -> Json:
     """Return the post-mortem as `orch why --json` prints it."""
-    is_going = record.facts.end is None
+    is_running = record.facts.end is None
     newest = record.facts.checkpoint
-    shown = []
+    attempts_json = []
     for number, attempt in enumerate(record.attempts):
-        after = record.attempts[number + 1] if number + 1 < len(record.attempts) else None
+        next_attempt = record.attempts[number + 1] if number + 1 < len(record.attempts) else None
         current = record.facts.attempt
-        goes_on = is_going and after is None and (current is None or current.phase is not Phase.STOP)
-        again = next((one for one in record.attempts[number + 1 :] if one.last_step is not None), after)
-        shown.append(_attempt(attempt, after, again, goes_on))
+        is_running_attempt = (
+            is_running and next_attempt is None and (current is None or current.phase is not Phase.STOP)
+        )
+        next_stepping = next(
+            (one for one in record.attempts[number + 1 :] if one.last_step is not None), next_attempt
+        )
+        attempts_json.append(_attempt_json(attempt, next_attempt, next_stepping, is_running_attempt))
     return {
         "id": plan.id,
         "name": plan.name,
         "state": status.state(record.facts),
         "reason": status.reason(record.facts),
         "checkpoint": {"path": newest.path, "step": newest.step} if newest else None,
-        "attempts": shown,
-        "goodput": time_use(goodput.of_record(record, None, plan.created_at)),
+        "attempts": attempts_json,
+        "goodput": time_use(goodput.from_record(record, None, plan.created_at)),
     }
 
 
-def time_use(found: Goodput) -> Json:
+def time_use(usage: Goodput) -> Json:
     """Return the ranks' time: rank-seconds by kind, and their productive share, None without any."""
     return {
-        "ratio": None if found.ratio is None else round(found.ratio, 4),
-        "rank_seconds": {kind.value: round(rank_s, 3) for kind, rank_s in found.rank_seconds().items()},
+        "ratio": None if usage.ratio is None else round(usage.ratio, 4),
+        "rank_seconds": {kind.value: round(rank_s, 3) for kind, rank_s in usage.rank_seconds().items()},
     }
 
 
-def time_uses(found: Mapping[str, Goodput]) -> Json:
+def time_uses(usage_by_job: Mapping[str, Goodput]) -> Json:
     """Return the time use of jobs by id, together and each, as `orch goodput --json` prints it; each with its failures and
     their cost."""
     jobs = [
@@ -65,45 +69,51 @@ def time_uses(found: Mapping[str, Goodput]) -> Json:
                 {**asdict(loss), "rank_seconds": round(rank_s, 3)} for loss, rank_s in one.losses().items()
             ],
         }
-        for job_id, one in found.items()
+        for job_id, one in usage_by_job.items()
     ]
-    return {**time_use(Goodput(tuple(span for one in found.values() for span in one.spans))), "jobs": jobs}
+    return {
+        **time_use(Goodput(tuple(span for one in usage_by_job.values() for span in one.spans))),
+        "jobs": jobs,
+    }
 
 
-def bring_up_to_date(why: Json, now: Status) -> None:
+def add_live_status(why: Json, current: Status) -> None:
     """Add the current status to the post-mortem of a running job: the journal is some seconds older."""
-    if now.full_disk:
-        why["full_disk"] = now.full_disk
-    if now.suspicion and not now.is_late:
-        shown = status_file.as_json(now)
+    if current.full_disk:
+        why["full_disk"] = current.full_disk
+    if current.suspicion and not current.is_late:
+        shown = status_file.to_json(current)
         why |= {key: shown.get(key) for key in ("suspicion", "suspected", "written_at")}
     last = why["attempts"][-1] if why["attempts"] else None
-    if last is None or (last["attempt"], why["state"]) != (now.attempt, now.state):
+    if last is None or (last["attempt"], why["state"]) != (current.attempt, current.state):
         return
-    shown = status_file.as_json(now)
+    shown = status_file.to_json(current)
     why |= {"reason": shown["reason"], "checkpoint": shown["checkpoint"]}
-    is_further = now.step is not None and any(rank.step is not None for rank in now.ranks)
+    is_further = current.step is not None and any(rank.step is not None for rank in current.ranks)
     if is_further and last["ended_at"] is None:
         last["first_step"] = last["first_step"] or (last["resumed_step"] or 0) + 1
-        last["last_step"] = now.step
+        last["last_step"] = current.step
 
 
-def _attempt(
-    attempt: AttemptHistory, after: AttemptHistory | None, again: AttemptHistory | None, goes_on: bool
+def _attempt_json(
+    attempt: AttemptHistory,
+    next_attempt: AttemptHistory | None,
+    next_stepping: AttemptHistory | None,
+    is_running: bool,
 ) -> Json:
     """Return an attempt as JSON. `after`: the next one; `again`: the next one that made steps."""
     begun, judged, finished = attempt.begun, attempt.judged, attempt.finished
     ended = attempt.ended_wall_s
     verdict = judged.verdict if judged else None
-    late = [_late(node, exited) for node, exited in attempt.late[:LATE_MAX]]
-    slow = [told.why for told in attempt.told if told.topic is Topic.SLOW]
-    if verdict is not None and verdict.kind in (Kind.TIME_LIMIT, Kind.PREEMPTED):
+    late = [_late_exit_text(node, exited) for node, exited in attempt.late_exits[:LATE_EXITS_MAX]]
+    slow = [told.why for told in attempt.notices if told.topic is NoticeTopic.SLOW]
+    if verdict is not None and verdict.kind in (VerdictKind.TIME_LIMIT, VerdictKind.PREEMPTED):
         verdict = replace(verdict, proof=(*verdict.proof, *map(Evidence, late)))
     return {
         "attempt": begun.attempt,
         "why": begun.why,
         "started_at": iso(attempt.began_wall_s),
-        "ended_at": None if goes_on or ended is None else iso(ended),
+        "ended_at": None if is_running or ended is None else iso(ended),
         "first_step": attempt.base_step + 1 if attempt.last_step is not None else None,
         "last_step": attempt.last_step,
         "resumed_from": begun.resume.path if begun.resume else None,
@@ -111,15 +121,17 @@ def _attempt(
         "began_from": None,
         "passed": [
             {"save": loser.save, "path": loser.main, "step": loser.step, "why": loser.why}
-            for loser in begun.passed
+            for loser in begun.passed_over
         ],
         "verdict": status.verdict(verdict, judged.at) if judged and verdict else None,
-        "restart_s": _restart_s(attempt, after),
-        "restart_parts": _restart_parts(attempt, after),
+        "restart_s": _restart_s(attempt, next_attempt),
+        "restart_parts": _restart_parts(attempt, next_attempt),
         "queued_s": None if attempt.queued_s is None else round(attempt.queued_s, 3),
-        "repeated_steps": _repeated(attempt, again),
-        "notices": [told.verdict.summary for told in attempt.told if told.verdict],
-        "told": [_told(attempt, told) for told in attempt.told if told.topic is not Topic.SLOW],
+        "repeated_steps": _repeated_steps(attempt, next_stepping),
+        "notices": [told.verdict.summary for told in attempt.notices if told.verdict],
+        "told": [
+            _notice_json(attempt, told) for told in attempt.notices if told.topic is not NoticeTopic.SLOW
+        ],
         "remarks": [*slow, *(late if verdict is None else ())],
         "starts": list(attempt.starts),
         "fresh_starts": [how for how, are_forks in attempt.starts.items() if not are_forks],
@@ -129,13 +141,13 @@ def _attempt(
     }
 
 
-def _late(node: str, exited: Exited) -> str:
+def _late_exit_text(node: str, exited: Exited) -> str:
     """Return how a rank ended after it was asked to stop."""
     what = f": {exited.failure.text}" if exited.failure is not None and exited.failure.text else ""
     return f"rank {exited.rank} on {node}, asked to stop, exited with code {exited.code}{what}"
 
 
-def _told(attempt: AttemptHistory, notice: Notice) -> Json:
+def _notice_json(attempt: AttemptHistory, notice: Notice) -> Json:
     verdict = notice.verdict
     return {
         "what": "withdrawn" if notice.withdrawn else "noticed",
@@ -146,10 +158,10 @@ def _told(attempt: AttemptHistory, notice: Notice) -> Json:
     }
 
 
-def _restart_s(attempt: AttemptHistory, after: AttemptHistory | None) -> float | None:
-    if after is None or attempt.judged is None or after.restart_at is None:
+def _restart_s(attempt: AttemptHistory, next_attempt: AttemptHistory | None) -> float | None:
+    if next_attempt is None or attempt.judged is None or next_attempt.restart_at is None:
         return None
-    return round(after.restart_at - attempt.judged.at, 3)
+    return round(next_attempt.restart_at - attempt.judged.at, 3)
 
 
 def _restart_parts(attempt: AttemptHistory, after: AttemptHistory | None) -> Json | None:
@@ -166,8 +178,8 @@ def _restart_parts(attempt: AttemptHistory, after: AttemptHistory | None) -> Jso
     }
 
 
-def _repeated(attempt: AttemptHistory, again: AttemptHistory | None) -> int | None:
+def _repeated_steps(attempt: AttemptHistory, next_stepping: AttemptHistory | None) -> int | None:
     """Return how many steps of this attempt the next one that made steps repeated."""
-    if again is None or attempt.last_step is None:
+    if next_stepping is None or attempt.last_step is None:
         return None
-    return max(0, attempt.last_step - again.base_step)
+    return max(0, attempt.last_step - next_stepping.base_step)

@@ -21,11 +21,11 @@ from orchestrator.core.errors import INTERRUPTED, ClusterError, HostError, OrchE
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.planned import PlannedNode
-from orchestrator.core.text import counted
+from orchestrator.core.plan_types import PlannedNode
+from orchestrator.core.text import format_count
 from orchestrator.core.wire.bootstrap import GatherFacts
 from orchestrator.spec.load import SpecFile, load
-from orchestrator.submission import refusals, render, sbatch, snapshot, submit
+from orchestrator.submission import render, sbatch, snapshot, submit, submit_checks
 
 FREE_BYTES_MIN = 1 << 30
 
@@ -48,70 +48,70 @@ def check(
 def _findings(file: SpecFile, environ: Mapping[str, str], say: Callable[[str], None]) -> Iterator[Finding]:
     yield passed("spec", f"{file.path} can be read")
     try:
-        plan = submit.plan_for(file, environ, home.new_id(file.spec.name, time.time()), time.time())
+        plan = submit.make_plan(file, environ, home.new_id(file.spec.name, time.time()), time.time())
     except OrchError as err:
-        yield _fault("plan", err)
+        yield _error_finding("plan", err)
         return
     try:
-        refusals.refuse_crowd(file, plan)
+        submit_checks.refuse_too_many_ranks(file, plan)
     except OrchError as err:
-        yield _fault("plan", err)
+        yield _error_finding("plan", err)
         return
-    yield passed("plan", plan.size)
-    for host, why in plan.set_aside.items():
+    yield passed("plan", plan.size_text)
+    for host, why in plan.avoided_hosts.items():
         text = f"{host} is used only if no other host is left: it failed {why}"
         yield note("aside", (host,), text)
-    code, code_bytes = _code(file, environ)
-    before = [code, _try("space", lambda: _space(home.home(environ)))]
-    yield from before
+    code, code_bytes = _check_code(file, environ)
+    local_findings = [code, _run_check("space", lambda: _check_space(home.job_home(environ)))]
+    yield from local_findings
     if plan.ssh is not None:
         from orchestrator.client.checks import hosts
 
-        yield from hosts.findings(file, plan, remote_files.remote_root(plan), code_bytes, environ)
+        yield from hosts.check_hosts(file, plan, remote_files.remote_root(plan), code_bytes, environ)
         return
-    before += _python(file, plan, environ)
-    yield from before[2:]
+    local_findings += _check_python(file, plan, environ)
+    yield from local_findings[2:]
     if plan.slurm is not None:
-        yield from _on_slurm(file, plan, environ, before, say)
+        yield from _check_slurm(file, plan, environ, local_findings, say)
         return
-    yield from _here(plan, environ)
+    yield from _check_this_machine(plan, environ)
     interfaces = [name for _, name in socket.if_nameindex()]
-    if fault := refusals.missing_interface(file.spec.rendezvous.interface, interfaces):
+    if fault := submit_checks.missing_interface(file.spec.rendezvous.interface, interfaces):
         where = file.where("rendezvous.interface")
         yield error("network", (), f"{where}: {fault}", "name one of these, or leave out the field", 2)
-    yield _loopback()
+    yield _check_loopback()
 
 
-def _fault(what: str, err: OrchError) -> Finding:
+def _error_finding(what: str, err: OrchError) -> Finding:
     return error(what, (), f"{err.where}: {err.what}" if err.where else err.what, err.fix, err.exit_code)
 
 
-def _try(what: str, check: Callable[[], Finding]) -> Finding:
+def _run_check(what: str, run: Callable[[], Finding]) -> Finding:
     try:
-        return check()
+        return run()
     except OrchError as err:
-        return _fault(what, err)
+        return _error_finding(what, err)
 
 
-def _code(file: SpecFile, environ: Mapping[str, str]) -> tuple[Finding, int]:
+def _check_code(file: SpecFile, environ: Mapping[str, str]) -> tuple[Finding, int]:
     """Return how much code is copied, as a finding and in bytes."""
     limit_mb = file.spec.snapshot.limit_mb
     try:
-        survey = snapshot.survey(file.workdir, limit_mb, home.home(environ))
+        survey = snapshot.plan_snapshot(file.workdir, limit_mb, home.job_home(environ))
         size = f"{len(survey.copies)} files, {survey.size_bytes / 1e6:.1f} MB to copy"
         if file.spec.backend != "ssh":
             size += f", {len(survey.links)} git-ignored entries to link"
         elif not file.spec.ssh.sync:
             size += "; git-ignored files are not copied (ssh.sync is empty)"
         else:
-            synced = snapshot.with_sync(survey, file.spec.ssh.sync, limit_mb, home.home(environ)).synced
+            synced = snapshot.add_synced(survey, file.spec.ssh.sync, limit_mb, home.job_home(environ)).synced
             size += f", and {len(synced)} git-ignored files by ssh.sync"
     except OrchError as err:
-        return _fault("code", err), 0
+        return _error_finding("code", err), 0
     return passed("code", size), survey.size_bytes
 
 
-def _space(folder: Path) -> Finding:
+def _check_space(folder: Path) -> Finding:
     place = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(place).free
     found = f"{free / 1e9:.1f} GB free at {place}"
@@ -122,7 +122,7 @@ def _space(folder: Path) -> Finding:
     return passed("space", found)
 
 
-def _python(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _check_python(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Import torch, compile the script and find its imports as a rank would; a job need not use torch, so a missing
     torch is not a fault."""
     if plan.shell or "python" not in Path(plan.program).name:
@@ -130,52 +130,54 @@ def _python(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[
         return
     # The GPUs of Slurm's nodes cannot be seen here.
     gpus = max((len(node.gpus) for node in plan.nodes), default=0)
-    code, own = sources.of(file)
+    code, own_modules = sources.find_sources(file)
     env = {**environ, **plan.env}
     try:
         python = setup_script.find_program(plan.program, env, file.workdir)
     except HostError as err:
-        yield error("python", (), f"{plan.program} cannot be used: {err}", _TRY_PYTHON, 3)
+        yield error("python", (), f"{plan.program} cannot be used: {err}", _PYTHON_HINT, 3)
         return
-    report = program.ask(GatherFacts(python, {}, code, own, (), (), counts_gpus=bool(gpus)), env)
+    report = program.probe_program(
+        GatherFacts(python, {}, code, own_modules, (), (), counts_gpus=bool(gpus)), env
+    )
     if report.fault:
-        yield error("python", (), f"{plan.program} cannot be used: {report.fault}", _TRY_PYTHON, 3)
+        yield error("python", (), f"{plan.program} cannot be used: {report.fault}", _PYTHON_HINT, 3)
         return
     torch = f"torch {report.torch}" if report.torch else f"no torch ({report.no_torch})"
     yield passed("python", f"{python} {report.python}, {torch}")
     if gpus and report.torch and report.gpus < gpus:
         found = f"torch {report.torch} sees {report.gpus} of {gpus} GPUs"
         yield error("gpus", (), found, "install a torch build for this driver's CUDA", 3)
-    faults = list(node.code("", report, bool(plan.setup)))
-    yield from (fault.shown(fault.found, 2) for fault in faults)
+    faults = list(node.check_code("", report, bool(plan.setup)))
+    yield from (fault.finalize(fault.found, 2) for fault in faults)
     if code and not any(fault.what == "script" for fault in faults):
-        count = f" and {counted(len(code) - 1, 'module')} of the code" if len(code) > 1 else ""
+        count = f" and {format_count(len(code) - 1, 'module')} of the code" if len(code) > 1 else ""
         yield passed("script", f"{file.spec.entry.target}{count}: no syntax errors")
 
 
-_TRY_PYTHON = "run it by hand to see why, or name another interpreter in python:"
+_PYTHON_HINT = "run it by hand to see why, or name another interpreter in python:"
 
 
-def _here(plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _check_this_machine(plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Check this machine's resources and GPUs."""
-    from orchestrator.agent.host import steps
+    from orchestrator.agent.host import check_steps
 
-    folders = (str(home.home(environ)), *resources.outer_folders(plan.checkpoint_glob))
-    asked = GatherFacts("", {}, (), (), folders, (), counts_gpus=False)
-    facts = steps.Steps(environ).facts(asked)
+    folders = (str(home.job_home(environ)), *resources.external_folders(plan.checkpoint_glob))
+    request = GatherFacts("", {}, (), (), folders, (), counts_gpus=False)
+    facts = check_steps.CheckSteps(environ).gather_facts(request)
     ranks = sum(len(one.ranks) for one in plan.nodes)
-    job = node.Job(
+    job = node.JobNeeds(
         ranks,
         sum(len(one.gpus) for one in plan.nodes),
         bool(plan.setup),
         checkpoint_space.last_bytes(plan, environ),
     )
-    here = socket.gethostname()
-    for judged in node.findings(here, facts, job):
-        yield judged.shown(f"{here}: {judged.found}", ClusterError.exit_code)
+    hostname = socket.gethostname()
+    for judged in node.findings(hostname, facts, job):
+        yield judged.finalize(f"{hostname}: {judged.found}", ClusterError.exit_code)
 
 
-def _loopback() -> Finding:
+def _check_loopback() -> Finding:
     try:
         port = rendezvous.free_port(f"{os.getpid()} {time.monotonic_ns()}")
     except HostError as err:
@@ -186,50 +188,50 @@ def _loopback() -> Finding:
 # On Slurm
 
 
-def _queue(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Finding:
+def _check_queue(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Finding:
     """Run `sbatch --test-only`, which checks for every reason to refuse a submit, and estimates the start."""
     sbatch.require_commands(environ, file.where("backend"))
-    script = render.render(plan, JobDir(home.home(environ) / "jobs" / plan.id), sys.executable)[0]
-    return passed("queue", sbatch.test(script.text, environ, file.where))
+    script = render.render(plan, JobDir(home.job_home(environ) / "jobs" / plan.id), sys.executable)[0]
+    return passed("queue", sbatch.test_only(script.text, environ, file.where))
 
 
-def _on_slurm(
+def _check_slurm(
     file: SpecFile,
     plan: Plan,
     environ: Mapping[str, str],
-    before: Sequence[Finding],
+    local_findings: Sequence[Finding],
     say: Callable[[str], None],
 ) -> Iterator[Finding]:
     """Ask sbatch, and check the nodes of the allocation that this process is in, or of one that salloc waits for."""
     from orchestrator.client.checks import salloc, srun
 
     assert plan.slurm is not None
-    queue = _try("queue", lambda: _queue(file, plan, environ))
+    queue = _run_check("queue", lambda: _check_queue(file, plan, environ))
     yield queue
-    if srun.nodes(environ):
-        yield from _nodes(file, plan, environ)
+    if srun.allocation_nodes(environ):
+        yield from _check_nodes(file, plan, environ)
         return
-    if not all(finding.ok for finding in (*before, queue)):
+    if not all(finding.ok for finding in (*local_findings, queue)):
         yield note("nodes", (), "not checked: fix the faults above first")
         return
     with contextlib.ExitStack() as stack:
         try:
-            there = stack.enter_context(salloc.allocation(file, plan.slurm.options, environ, say))
+            allocation_env = stack.enter_context(salloc.allocation(file, plan.slurm.options, environ, say))
         except KeyboardInterrupt:
             text = "not checked: interrupted while waiting in Slurm's queue"
             yield replace(note("nodes", (), text), exit_code=INTERRUPTED)
         except UserError as err:
-            yield _fault("nodes", err)
+            yield _error_finding("nodes", err)
         except ClusterError as err:
             yield warning("nodes", (), f"not checked: {err.what}", err.fix)
         else:
-            yield from _nodes(file, plan, there)
+            yield from _check_nodes(file, plan, allocation_env)
 
 
-def _nodes(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _check_nodes(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Check the nodes of an allocation."""
     from orchestrator.client.checks import hosts, srun
 
-    nodes = tuple(PlannedNode(name, name, "", (), ()) for name in srun.nodes(environ))
-    root = str(home.home(environ) / "jobs" / plan.id)
-    yield from hosts.findings(file, replace(plan, nodes=nodes), root, 0, environ)
+    nodes = tuple(PlannedNode(name, name, "", (), ()) for name in srun.allocation_nodes(environ))
+    root = str(home.job_home(environ) / "jobs" / plan.id)
+    yield from hosts.check_hosts(file, replace(plan, nodes=nodes), root, 0, environ)

@@ -11,7 +11,7 @@ import time
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir import home, locks, requests
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.shown import Cause
+from orchestrator.core.status_types import AllocationEndCause
 from orchestrator.submission import supervisor_process
 
 CLOSE_S_MAX = 30.0
@@ -20,19 +20,19 @@ CLOSE_S_MAX = 30.0
 POLL_S = 0.02
 
 
-def close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
+def close_job(job: JobDir, allocation: str, cause: AllocationEndCause, why: str) -> None:
     """Let a supervisor end a job that Slurm has ended.
 
     Raises ClusterError when it has not ended it in time, or the disk refuses, and UserError for a job that is not this
     user's alone.
     """
-    home.require_ours(job)
+    home.require_own_job(job)
     try:
-        with locks.held(job.queue.with_suffix(".lock"), CLOSE_S_MAX) as is_mine:
+        with locks.hold(job.queue.with_suffix(".lock"), CLOSE_S_MAX) as is_mine:
             if is_mine and not _has_ended(job):
-                last = requests.latest(job.requests)
-                if last is None or (last.ask, last.allocation) != ("allocation_ended", allocation):
-                    requests.ask(
+                last = requests.read_latest(job.requests)
+                if last is None or (last.action, last.allocation) != ("allocation_ended", allocation):
+                    requests.send(
                         job.requests, "allocation_ended", allocation=allocation, cause=cause.value, why=why
                     )
                 supervisor_process.start_supervisor(job)
@@ -40,7 +40,7 @@ def close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
                 while not _has_ended(job) and time.monotonic() < deadline_s:
                     time.sleep(POLL_S)
     except OSError as err:
-        raise requests.refused(err, job.root) from err
+        raise requests.make_write_error(err, job.root) from err
     if not _has_ended(job):
         what = f"{why}, and the job could not be closed within {CLOSE_S_MAX:g} s"
         raise ClusterError(what, job.id, f"see {job.supervisor_log}")

@@ -28,17 +28,17 @@ from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import QueueStatus, Status
-from orchestrator.core.shown import Cause
 from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage
 from orchestrator.core.slurm.queue import SlurmQueue, is_over
-from orchestrator.core.text import sentence, with_remedy
+from orchestrator.core.status_types import AllocationEndCause
+from orchestrator.core.text import one_line_fault, what_and_fix
 
 QUEUE = SlurmQueue()
 """This process's view of Slurm's queue: all its jobs share the queries."""
 
-HANDED_S_MAX = 300.0
+SUBMIT_S_MAX = 300.0
 """Limit on handing a job to Slurm; after that the submit counts as interrupted."""
 
 STILL_S = 1.5
@@ -50,11 +50,11 @@ SILENT_CANCEL_S = 30.0
 LIVING_CANCEL_S = 60.0
 """The same for a supervisor that writes its status, in addition to the grace of the ranks."""
 
-WORDS_CHARS_MAX = 300
-WORDS_BYTES_MAX = 64 << 10
+BATCH_LINE_CHARS_MAX = 300
+BATCH_LOG_BYTES_MAX = 64 << 10
 
 
-def present(job: JobDir) -> str | None:
+def latest_slurm_id(job: JobDir) -> str | None:
     """Return the latest Slurm id of a job; None for a job that Slurm was never given. Raises ClusterError."""
     try:
         ids = codec.loads(tuple[str, ...], ownership.read_regular(job.slurm))
@@ -70,12 +70,12 @@ def present(job: JobDir) -> str | None:
 _IDS_FIX = 'write the list of its ids again, the latest last: ["1234"]; squeue or sacct shows them'
 
 
-def query_ahead(jobs: Iterable[JobDir]) -> None:
+def prefetch(jobs: Iterable[JobDir]) -> None:
     """Query Slurm for all these jobs at once, so that their statuses need no separate query."""
     ids = []
     for job in jobs:
         with contextlib.suppress(ClusterError):
-            job_id = present(job)
+            job_id = latest_slurm_id(job)
             ids += [job_id] if job_id else []
     if ids:
         QUEUE.query(ids)
@@ -88,45 +88,47 @@ class SlurmSource(JobSource):
 
     def slurm_id(self) -> str | None:
         """See `JobSource.slurm_id`."""
-        return present(self.folder)
+        return latest_slurm_id(self.folder)
 
     def settle(self) -> None:
         """Act on Slurm's state: close an ended job, and cancel a job that its supervisor has not cancelled.
 
         Raises ClusterError when that cannot be done.
         """
-        if self.folder.ended.exists() or not home.is_ours(self.folder):
+        if self.folder.ended.exists() or not home.is_own_job(self.folder):
             return
-        queued = _query(self.folder)
+        queued = _query_slurm(self.folder)
         if queued is None:
-            if file_age.age_s(self.folder.plan) > HANDED_S_MAX:
-                why = sentence("its submit was interrupted before Slurm had the job", fix="submit it again")
-                slurm_close.close(self.folder, "", Cause.FAILED, why)
+            if file_age.age_s(self.folder.plan) > SUBMIT_S_MAX:
+                why = one_line_fault(
+                    "its submit was interrupted before Slurm had the job", fix="submit it again"
+                )
+                slurm_close.close_job(self.folder, "", AllocationEndCause.FAILED, why)
             return
         if queued.unanswered:
             return
         if not is_over(queued):
-            _pursue_cancel(self.folder, queued)
-        elif queued.stage is Stage.OVER or _is_still(self.folder):
-            queued = _of_this(self.folder, QUEUE.confirmed(queued))
+            _enforce_cancel(self.folder, queued)
+        elif queued.stage is Stage.OVER or _is_unchanged(self.folder):
+            queued = _verify_job(self.folder, QUEUE.confirm(queued))
             if is_over(queued) and not queued.unanswered:
                 allocation = queued.id if queued.restarts is None else f"{queued.id}.{queued.restarts}"
-                slurm_close.close(self.folder, allocation, queued.cause, _end_words(self.folder, queued))
+                slurm_close.close_job(self.folder, allocation, queued.cause, _end_reason(self.folder, queued))
 
     def status(self) -> Status:
         """See `JobSource.status`. The queue's state does not apply to a copy of the folder."""
-        if self.folder.ended.exists() or home.original_of(self.folder) is not None:
+        if self.folder.ended.exists() or home.find_original(self.folder) is not None:
             return super().status()
         try:
             written = self.written_status()
         except FileNotFoundError:
             written = None
-        return replace(join(self.folder, written, self.plan), dir=str(self.folder.root))
+        return replace(join_status(self.folder, written, self.plan), dir=str(self.folder.root))
 
     def in_queue(self) -> Json:
         """See `JobSource.in_queue`."""
         try:
-            status = status_file.as_json(self.status())
+            status = status_file.to_json(self.status())
         except OrchError:
             return {}
         return {key: status[key] for key in ("state", "reason", "queue") if key in status}
@@ -141,10 +143,10 @@ class SlurmSource(JobSource):
         """Return the lines that a job's batch script has printed, the last ones of many, with the secrets masked."""
         try:
             with os.fdopen(ownership.open_inside(self.folder.batch_log), "rb") as file:
-                begin = max(0, os.fstat(file.fileno()).st_size - WORDS_BYTES_MAX)
+                begin = max(0, os.fstat(file.fileno()).st_size - BATCH_LOG_BYTES_MAX)
                 file.seek(begin)
-                text = file.read(WORDS_BYTES_MAX).decode(errors="replace")
-            lines = secret_mask.of_job(self.folder).apply(text).splitlines()
+                text = file.read(BATCH_LOG_BYTES_MAX).decode(errors="replace")
+            lines = secret_mask.load_mask(self.folder).apply(text).splitlines()
         except OSError:
             return []
         except ValueError:
@@ -159,11 +161,11 @@ class SlurmSource(JobSource):
         Raises ClusterError when Slurm refuses, and UserError for another user's job.
         """
         try:
-            requests.ask(self.folder.requests, "cancel")
+            requests.send(self.folder.requests, "cancel")
         except ClusterError as err:
-            raise _cancelled_by_slurm(self.folder, err) from err
-        QUEUE.expect_news()
-        queued = _query(self.folder)
+            raise _cancel_through_slurm(self.folder, err) from err
+        QUEUE.invalidate()
+        queued = _query_slurm(self.folder)
         if queued is not None and not queued.unanswered and queued.stage is Stage.WAITING:
             refusal = QUEUE.cancel(queued.id)
             if refusal:
@@ -171,54 +173,56 @@ class SlurmSource(JobSource):
                 raise ClusterError(f"scancel {queued.id}: {refusal}", self.folder.id, fix)
         self.settle()
 
-    def await_resume(self, before: Status) -> None:
+    def await_resume(self, ended_status: Status) -> None:
         """Write the status of a job that waits for nodes again: until it has them no supervisor writes one, and its last end
         must not show."""
-        plan, now = self.plan(), status_file.iso(time.time())  # the new plan, where there were overrides
-        earlier = status_file.without_nodes(before)
+        plan, now_iso = self.plan(), status_file.iso(time.time())  # the new plan, where there were overrides
+        earlier = status_file.clear_nodes(ended_status)
         status = replace(
             earlier,
             state="QUEUED",
             reason="",
             ended_at=None,
-            written_at=now,
+            written_at=now_iso,
             world_size=plan.world_size,
             training=replace(earlier.training, total_steps=plan.total_steps),
             effective_batch=plan.effective_batch,
         )
         status_file.write(self.folder, status, durable=False)
-        QUEUE.expect_news()
+        QUEUE.invalidate()
 
 
 # The status
 
 
-def join(job: JobDir, written: Status | None, plan: Callable[[], Plan]) -> Status:
+def join_status(job: JobDir, written: Status | None, plan: Callable[[], Plan]) -> Status:
     """Return a job's status with Slurm's state of it. `written`: the supervisor's status, if there is one.
 
     Raises ClusterError when the job's folder is damaged.
     """
-    queued = _query(job)
+    queued = _query_slurm(job)
     if queued is None:
-        return written or status_file.unknown(plan(), "QUEUED", "it is being submitted to Slurm", time.time())
-    said = _say(job, queued)
-    shown = QueueStatus(
+        return written or status_file.status_from_plan(
+            plan(), "QUEUED", "it is being submitted to Slurm", time.time()
+        )
+    description = _describe(job, queued)
+    queue_status = QueueStatus(
         id=queued.id,
         state=queued.state,
         reason=queued.reason,
         expected_start=queued.expected_start,
         nodes=queued.nodes,
         by=queued.by,
-        said=said.what,
-        fix=said.fix,
+        said=description.what,
+        fix=description.fix,
         silent=queued.unanswered,
         heard_s=queued.age_s,
         is_stuck=command_output.is_stuck(queued),
     )
-    return replace(_joined(job, written, queued, plan), queue=shown)
+    return replace(_merge_status(job, written, queued, plan), queue=queue_status)
 
 
-def _joined(job: JobDir, written: Status | None, queued: QueueJob, plan: Callable[[], Plan]) -> Status:
+def _merge_status(job: JobDir, written: Status | None, queued: QueueJob, plan: Callable[[], Plan]) -> Status:
     stage = queued.stage
     if written is not None and queued.unanswered and (written.written_s or 0.0) <= queued.age_s:
         return written  # it is newer
@@ -227,41 +231,41 @@ def _joined(job: JobDir, written: Status | None, queued: QueueJob, plan: Callabl
     cancelled = _cancel_age_s(job) is not None
     if written is not None:
         has_reason = written.state == "QUEUED" and written.reason
-        reason = written.reason if has_reason else with_remedy(_say(job, queued))
+        reason = written.reason if has_reason else what_and_fix(_describe(job, queued))
         state = "STOPPING" if cancelled else "QUEUED"
-        return replace(status_file.without_nodes(written), state=state, reason=reason)
-    begins = stage in (Stage.RUNNING, Stage.LEAVING, Stage.UNKNOWN)
-    state = "STOPPING" if cancelled else "STARTING" if begins else "QUEUED"
-    return status_file.unknown(plan(), state, _beginning(job, queued), time.time())
+        return replace(status_file.clear_nodes(written), state=state, reason=reason)
+    is_starting = stage in (Stage.RUNNING, Stage.LEAVING, Stage.UNKNOWN)
+    state = "STOPPING" if cancelled else "STARTING" if is_starting else "QUEUED"
+    return status_file.status_from_plan(plan(), state, _startup_reason(job, queued), time.time())
 
 
-def _beginning(job: JobDir, queued: QueueJob) -> str:
+def _startup_reason(job: JobDir, queued: QueueJob) -> str:
     """Return the reason of a job whose supervisor has written no status yet."""
     match queued.stage:
         case Stage.WAITING:
-            return with_remedy(_say(job, queued))
+            return what_and_fix(_describe(job, queued))
         case Stage.RUNNING | Stage.LEAVING | Stage.UNKNOWN:
-            words = _batch_words(job)
+            last_line = _last_batch_line(job)
             where = f" on {queued.nodes}" if queued.nodes else ""
             head = f"Slurm job {queued.id} is {queued.state}{where}, and its supervisor has not started yet"
-            return f"{head}; last line of its batch script: {words}" if words else head
+            return f"{head}; last line of its batch script: {last_line}" if last_line else head
         case Stage.NO_ANSWER | Stage.OVER | Stage.NOT_FOUND:
-            return with_remedy(_say(job, queued))
+            return what_and_fix(_describe(job, queued))
 
 
-def _say(job: JobDir, queued: QueueJob) -> Fault:
+def _describe(job: JobDir, queued: QueueJob) -> Fault:
     """Describe Slurm's state of a job; for a cancelled job without the fix that would continue it."""
-    said = command_output.say(queued, job.id)
-    return said if _cancel_age_s(job) is None else replace(said, fix="")
+    description = command_output.describe_job(queued, job.id)
+    return description if _cancel_age_s(job) is None else replace(description, fix="")
 
 
-def _query(job: JobDir) -> QueueJob | None:
+def _query_slurm(job: JobDir) -> QueueJob | None:
     """Return a job in Slurm's queue; None when Slurm was never given it."""
-    job_id = present(job)
-    return _of_this(job, QUEUE.query([job_id])[job_id]) if job_id is not None else None
+    job_id = latest_slurm_id(job)
+    return _verify_job(job, QUEUE.query([job_id])[job_id]) if job_id is not None else None
 
 
-def _of_this(job: JobDir, queued: QueueJob) -> QueueJob:
+def _verify_job(job: JobDir, queued: QueueJob) -> QueueJob:
     """Return Slurm's state of the job, or FORGOTTEN if its id now belongs to another job.
 
     A Slurm that has lost its state, or whose numbers have wrapped, gives ids again. Every batch script runs in its job's
@@ -269,10 +273,10 @@ def _of_this(job: JobDir, queued: QueueJob) -> QueueJob:
     """
     if queued.stage is Stage.NO_ANSWER or PurePath(queued.folder).name == job.id:
         return queued
-    own_cluster = _own_cluster(job)
-    if own_cluster and (here := QUEUE.cluster_name()) != own_cluster:
+    own_cluster = _recorded_cluster(job)
+    if own_cluster and (cluster := QUEUE.cluster_name()) != own_cluster:
         unanswered = f"it is in the queue of cluster {own_cluster}, but this machine's Slurm is "
-        unanswered += f"cluster {here}" if here else "of another cluster without a name"
+        unanswered += f"cluster {cluster}" if cluster else "of another cluster without a name"
         return QueueJob(queued.id, "UNKNOWN", unanswered=unanswered)
     if not queued.folder:
         return queued
@@ -283,13 +287,13 @@ def _of_this(job: JobDir, queued: QueueJob) -> QueueJob:
     )  # fmt: skip
 
 
-def note_cluster(job: JobDir) -> None:
+def record_cluster(job: JobDir) -> None:
     """Record the cluster of a new job: other clusters, with other job ids, may see its folder."""
     if here := QUEUE.cluster_name():
         replace_text(job.queue, json.dumps({"cluster": here}))
 
 
-def _own_cluster(job: JobDir) -> str:
+def _recorded_cluster(job: JobDir) -> str:
     try:
         return str(codec.loads_plain(ownership.read_regular(job.queue))["cluster"])
     except (OSError, codec.CodecError, KeyError):
@@ -299,12 +303,12 @@ def _own_cluster(job: JobDir) -> str:
 # What follows from it
 
 
-def _cancelled_by_slurm(job: JobDir, err: ClusterError) -> ClusterError:
+def _cancel_through_slurm(job: JobDir, err: ClusterError) -> ClusterError:
     """Cancel through Slurm a job to whose folder no request can be written; return the error to raise."""
-    queued = _query(job)
+    queued = _query_slurm(job)
     if queued is None or queued.unanswered or queued.stage is Stage.NOT_FOUND:
         answer = (
-            (queued.unanswered or with_remedy(command_output.ended(queued)))
+            (queued.unanswered or what_and_fix(command_output.describe_end(queued)))
             if queued
             else "the job was never submitted to Slurm"
         )
@@ -316,32 +320,32 @@ def _cancelled_by_slurm(job: JobDir, err: ClusterError) -> ClusterError:
     return ClusterError(what, err.where, f"free some space in {job.root}, then run orch status {job.id}")
 
 
-def _batch_words(job: JobDir) -> str:
-    return "".join(SlurmSource(job).batch_lines()[-1:])[:WORDS_CHARS_MAX]
+def _last_batch_line(job: JobDir) -> str:
+    return "".join(SlurmSource(job).batch_lines()[-1:])[:BATCH_LINE_CHARS_MAX]
 
 
-def _end_words(job: JobDir, queued: QueueJob) -> str:
-    if queued.cause is Cause.CANCELLED and _cancel_age_s(job) is not None:
+def _end_reason(job: JobDir, queued: QueueJob) -> str:
+    if queued.cause is AllocationEndCause.CANCELLED and _cancel_age_s(job) is not None:
         return "cancelled by the user"
-    why = command_output.ended(queued)
-    words = _batch_words(job) if queued.cause is Cause.FAILED and not why.fix else ""
-    return f"{why.what}; last line of its batch script: {words}" if words else with_remedy(why)
+    why = command_output.describe_end(queued)
+    last_line = _last_batch_line(job) if queued.cause is AllocationEndCause.FAILED and not why.fix else ""
+    return f"{why.what}; last line of its batch script: {last_line}" if last_line else what_and_fix(why)
 
 
-def _pursue_cancel(job: JobDir, queued: QueueJob) -> None:
+def _enforce_cancel(job: JobDir, queued: QueueJob) -> None:
     """Cancel a job through Slurm that waits again, or whose supervisor has not stopped it in time."""
-    asked_s = _cancel_age_s(job)
-    if asked_s is None:
+    cancel_age_s = _cancel_age_s(job)
+    if cancel_age_s is None:
         return
     runs = queued.stage in (Stage.RUNNING, Stage.UNKNOWN)
-    if queued.stage is Stage.WAITING or (runs and asked_s > _cancel_s_max(job)):
+    if queued.stage is Stage.WAITING or (runs and cancel_age_s > _cancel_s_max(job)):
         QUEUE.cancel(queued.id, again=True)
 
 
 def _cancel_age_s(job: JobDir) -> float | None:
     """Return how long ago the last request was made, if it is a cancel; otherwise None."""
-    request = requests.latest(job.requests)
-    if request is None or request.ask != "cancel":
+    request = requests.read_latest(job.requests)
+    if request is None or request.action != "cancel":
         return None
     return max(0.0, file_age.now_s(job.requests) - request.written_s)
 
@@ -355,14 +359,14 @@ def _cancel_s_max(job: JobDir) -> float:
     return SILENT_CANCEL_S if (written.written_s or 0.0) > SILENT_CANCEL_S else LIVING_CANCEL_S + grace_s
 
 
-def _is_still(job: JobDir) -> bool:
+def _is_unchanged(job: JobDir) -> bool:
     """Tell whether no supervisor writes a job's status."""
-    before = _bytes(job)
+    previous = _status_bytes(job)
     time.sleep(STILL_S)
-    return _bytes(job) == before
+    return _status_bytes(job) == previous
 
 
-def _bytes(job: JobDir) -> bytes:
+def _status_bytes(job: JobDir) -> bytes:
     try:
         return ownership.read_regular(job.state)
     except OSError:

@@ -36,7 +36,7 @@ _ALIVE = ("running", "stopped", "traced", "zombie", "disk wait", "dead")
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class InspectionAnswers:
     """The answers to one inspection, and the nodes that were asked for one."""
 
     attempt: int
@@ -49,18 +49,18 @@ class Answers:
         return tuple(node for node in self.asked if node not in dict(self.inspected))
 
 
-def stacks(job: JobDir, status: Status, answer_s_max: float = ANSWER_S_MAX) -> Json:
+def inspect_stacks(job: JobDir, status: Status, answer_s_max: float = ANSWER_S_MAX) -> Json:
     """Return what `orch stacks --json` prints.
 
     Raises UserError when no rank of the job runs, and ClusterError when no node answers.
     """
     _refuse_if_nothing_runs(status)
-    answers, looks, began_s = _inspect(job, answer_s_max), 1, time.monotonic()
+    answers, inspections, began_s = _inspect(job, answer_s_max), 1, time.monotonic()
     ranks = [rank for _, answer in answers.inspected for rank in answer.ranks]
     if any(rank.activity is observations.Activity.UNKNOWN and rank.pid for rank in ranks):
         time.sleep(APART_S)
-        answers, looks = _inspect(job, answer_s_max), 2
-    apart_s = round(time.monotonic() - began_s, 1) if looks > 1 else None
+        answers, inspections = _inspect(job, answer_s_max), 2
+    apart_s = round(time.monotonic() - began_s, 1) if inspections > 1 else None
     shown = [rank_json(rank, node) for node, answer in answers.inspected for rank in answer.ranks]
     return {
         "id": status.id,
@@ -69,7 +69,7 @@ def stacks(job: JobDir, status: Status, answer_s_max: float = ANSWER_S_MAX) -> J
         "attempt": answers.attempt,
         "step": status.step,
         "dir": str(job.root),
-        "looks": looks,
+        "looks": inspections,
         "apart_s": apart_s,
         "ranks": sorted(shown, key=lambda rank: int(rank["rank"])),
         "unanswered": list(answers.missing),
@@ -88,16 +88,16 @@ def _refuse_if_nothing_runs(status: Status) -> None:
         raise UserError(f"no rank is running: the job is {state}{why}", status.id, fix)
 
 
-def _inspect(job: JobDir, answer_s_max: float) -> Answers:
+def _inspect(job: JobDir, answer_s_max: float) -> InspectionAnswers:
     """Request one inspection and return the answers. Raises ClusterError when there is none in time."""
     offset = job.journal.stat().st_size
-    number = requests.ask(job.requests, "look")
+    number = requests.send(job.requests, "look")
     deadline_s = time.monotonic() + answer_s_max
-    entries: list[journal_file.Entry] = []
+    entries: list[journal_file.JournalEntry] = []
     while True:
-        newest, offset = journal_file.tail(job.journal, offset)
+        newest, offset = journal_file.read_tail(job.journal, offset)
         entries += newest
-        answers = _answers(entries, number)
+        answers = _find_answers(entries, number)
         if answers is not None and answers.inspected and not answers.missing:
             return answers
         if time.monotonic() > deadline_s:
@@ -105,10 +105,10 @@ def _inspect(job: JobDir, answer_s_max: float) -> Answers:
         time.sleep(POLL_S)
     if answers is not None and answers.inspected:
         return answers
-    raise _no_answer(job, entries, number, answers, f"within {answer_s_max:g} s")
+    raise _no_answer_error(job, entries, number, answers, f"within {answer_s_max:g} s")
 
 
-def _answers(entries: list[journal_file.Entry], number: int) -> Answers | None:
+def _find_answers(entries: list[journal_file.JournalEntry], number: int) -> InspectionAnswers | None:
     """Return the answers to request `number`: to the first inspection ordered after the supervisor read it."""
     news = [entry.news for entry in entries]
     start = next((at for at, new in enumerate(news) if _is_request(new, number)), len(news))
@@ -125,15 +125,19 @@ def _answers(entries: list[journal_file.Entry], number: int) -> Answers | None:
         and isinstance(new.report, Inspected)
         and (new.report.attempt, new.report.inspection) == (attempt, inspection)
     ]
-    return Answers(attempt, tuple(dict.fromkeys(asked)), tuple(inspected))
+    return InspectionAnswers(attempt, tuple(dict.fromkeys(asked)), tuple(inspected))
 
 
 def _is_request(news: object, number: int) -> bool:
     return isinstance(news, e.InspectRequested) and news.request >= number
 
 
-def _no_answer(
-    job: JobDir, entries: list[journal_file.Entry], number: int, answers: Answers | None, when: str
+def _no_answer_error(
+    job: JobDir,
+    entries: list[journal_file.JournalEntry],
+    number: int,
+    answers: InspectionAnswers | None,
+    when: str,
 ) -> ClusterError:
     """Return the error for a missing answer, by how far the request came."""
     if answers is not None:

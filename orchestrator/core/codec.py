@@ -74,7 +74,7 @@ def pack(value: object) -> Any:
     if isinstance(value, Mapping):
         return {str(key): pack(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return (type(value) is tuple and _series(value)) or [
+        return (type(value) is tuple and _pack_series(value)) or [
             item if type(item) in _PLAIN else pack(item) for item in value
         ]
     if isinstance(value, (set, frozenset)):
@@ -84,7 +84,7 @@ def pack(value: object) -> Any:
     return str(float(value)) if is_text else value
 
 
-def _series(values: tuple[object, ...]) -> str:
+def _pack_series(values: tuple[object, ...]) -> str:
     """Return many whole numbers at equal distances, such as the ranks of a large group, as `first:end:distance`; empty
     for anything else."""
     if len(values) < SERIES_MIN:
@@ -98,27 +98,27 @@ def _series(values: tuple[object, ...]) -> str:
     if list(series) != list(values):
         return ""
     text = f"{first}:{last + 1}:{second - first}"
-    _keep_series(text, typing.cast(tuple[int, ...], values))
+    _cache_series(text, typing.cast(tuple[int, ...], values))
     return text
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _unpack_series(text: str) -> tuple[int, ...]:
     """Return the numbers of a series; the same object for the same text, since each rank of a group reports the ranks."""
     if text in _series_kept:
         return _series_kept[text]
     if not _SERIES.fullmatch(text):
-        raise CodecError(f"no series of numbers: {_short(text)}")
+        raise CodecError(f"no series of numbers: {_excerpt(text)}")
     series = range(*map(int, text.split(":")))
     if not SERIES_MIN <= len(series) <= SERIES_MAX:
-        raise CodecError(f"a series of {SERIES_MIN} to {SERIES_MAX} numbers wanted: {_short(text)}")
-    return _keep_series(text, tuple(series))
+        raise CodecError(f"a series of {SERIES_MIN} to {SERIES_MAX} numbers wanted: {_excerpt(text)}")
+    return _cache_series(text, tuple(series))
 
 
 _series_kept: dict[str, tuple[int, ...]] = {}
 _series_texts: dict[int, str] = {}  # by the `id` of what is kept
 
 
-def _keep_series(text: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
+def _cache_series(text: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
     if len(_series_texts) >= SERIES_KEPT:
         _series_kept.clear()
         _series_texts.clear()
@@ -132,22 +132,22 @@ def pack_kind(value: object) -> dict[str, Any]:
     return {"kind": type(value).__name__, **pack(value)}
 
 
-def pack_brief(value: object) -> dict[str, Any]:
+def pack_without_defaults(value: object) -> dict[str, Any]:
     """Like `pack_kind`, without plain fields that have their default, of `value` and of the dataclasses in its tuples,
     which keeps heartbeats short."""
-    return {"kind": type(value).__name__, **_brief(value)}
+    return {"kind": type(value).__name__, **_pack_without_defaults(value)}
 
 
-def _brief(value: object) -> Any:
+def _pack_without_defaults(value: object) -> Any:
     if isinstance(value, tuple) and value and _field_names(type(value[0])):
-        return [_brief(item) for item in value]
+        return [_pack_without_defaults(item) for item in value]
     if not (names := _field_names(type(value))):
         return pack(value)
     defaults, packed = _plain_defaults(type(value)), {}
     for name in names:
         item = getattr(value, name)
         if type(item) not in _PLAIN:
-            packed[name] = _brief(item)
+            packed[name] = _pack_without_defaults(item)
         elif name not in defaults or item != defaults[name]:
             packed[name] = item
     for name in _union_names(type(value)):
@@ -195,11 +195,11 @@ def unpack_kind(classes: Mapping[str, type[T]], data: Any) -> T:
     """Read one of `classes` from plain JSON data by its `kind`. Raises CodecError."""
     kind = data.get("kind") if isinstance(data, dict) else None
     if not isinstance(kind, str) or kind not in classes:
-        raise CodecError(f"unknown kind: {_short(data)}")
+        raise CodecError(f"unknown kind: {_excerpt(data)}")
     return unpack(classes[kind], {key: item for key, item in data.items() if key != "kind"})
 
 
-def by_kind(union: object) -> dict[str, type[Any]]:
+def classes_by_kind(union: object) -> dict[str, type[Any]]:
     """Return the classes of a union type by their names, for `unpack_kind`."""
     return {cls.__name__: cls for cls in get_args(union)}
 
@@ -240,7 +240,7 @@ def _is_deep(data: Any) -> bool:
     return True
 
 
-def _short(data: Any) -> str:
+def _excerpt(data: Any) -> str:
     """Return data for an error: its beginning, in printable characters alone."""
     return reprlib.repr(data)
 
@@ -274,7 +274,7 @@ def _reader(tp: Any) -> Reader:
     """Build the function that reads a value of type `tp`; once per type, so that decoding a heartbeat costs microseconds."""
     origin = get_origin(tp)
     if _is_union(tp):
-        return functools.partial(unpack_kind, by_kind(tp))
+        return functools.partial(unpack_kind, classes_by_kind(tp))
     if origin in _UNIONS:
         return _union_reader(get_args(tp))
     if origin is tuple:
@@ -312,7 +312,9 @@ def _tuple_reader(members: tuple[Any, ...]) -> Reader:
         item = _reader(members[0])
         if members[0] is int:
             return lambda data: (
-                _numbers(data) if type(data) is str else tuple([item(value) for value in _expect(data, list)])
+                _unpack_series(data)
+                if type(data) is str
+                else tuple([item(value) for value in _expect(data, list)])
             )
         return lambda data: tuple([item(value) for value in _expect(data, list)])
     readers = [_reader(member) for member in members]
@@ -320,7 +322,7 @@ def _tuple_reader(members: tuple[Any, ...]) -> Reader:
     def read(data: Any) -> tuple[Any, ...]:
         values = _expect(data, list)
         if len(values) != len(readers):
-            raise CodecError(f"{len(readers)} items wanted: {_short(data)}")
+            raise CodecError(f"{len(readers)} items wanted: {_excerpt(data)}")
         return tuple(one(value) for one, value in zip(readers, values, strict=True))
 
     return read
@@ -356,7 +358,9 @@ def _dataclass_reader(cls: type) -> Reader:
         if not needed <= values.keys() or not values.keys() <= known:
             keys = sorted((needed - values.keys()) | (values.keys() - known))
             off = ", ".join(keys[:KEYS_SHOWN]) + ", …" * (len(keys) > KEYS_SHOWN)
-            raise KeysError(f"{cls.__name__}: missing or unknown {off if off.isprintable() else _short(off)}")
+            raise KeysError(
+                f"{cls.__name__}: missing or unknown {off if off.isprintable() else _excerpt(off)}"
+            )
         if not is_plain:
             return cls(**{name: readers[name](value) for name, value in values.items() if name in readers})
         return cls(  # by place, which is quicker
@@ -378,7 +382,7 @@ def _enum_reader(tp: type[enum.Enum]) -> Reader:
 
 def _expect(data: Any, tp: type[T]) -> T:
     if not isinstance(data, tp) or (tp is int and isinstance(data, bool)):
-        raise CodecError(f"{tp.__name__} wanted: {_short(data)}")
+        raise CodecError(f"{tp.__name__} wanted: {_excerpt(data)}")
     return data
 
 

@@ -38,7 +38,7 @@ class OrchError(Exception):
         self.fix = fix
 
     @classmethod
-    def of(cls, fault: Fault) -> OrchError:
+    def from_fault(cls, fault: Fault) -> OrchError:
         """Return the error of a fault."""
         return cls(fault.what, fault.where, fault.fix)
 
@@ -76,5 +76,5 @@ class Cancelled(Exception):
     """The work was cancelled."""
 
 
-class NotOursError(Exception):
+class OwnershipLostError(Exception):
     """The job does not belong to this process (any more): it is in another allocation, or another process has signed its lock."""

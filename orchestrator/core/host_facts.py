@@ -13,7 +13,7 @@ UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceFile:
     """File of the job's code, an entry point or a module; `path` is shown to people."""
 
     path: str

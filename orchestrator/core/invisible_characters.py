@@ -19,15 +19,15 @@ _INVISIBLE = re.compile(f"[{_HIDDEN}]")
 _HARMFUL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_HIDDEN}]")
 
 
-def harmless(text: str) -> str:
+def escape_harmful(text: str) -> str:
     """Return text with an escape in place of each character that a terminal would obey or not show."""
     return _HARMFUL.sub(_escape, text)
 
 
-def visible(text: str) -> str:
+def escape_invisible(text: str) -> str:
     """Return text with an escape in place of each character that shows nothing, or changes the order of others."""
     return _INVISIBLE.sub(_escape, text)
 
 
-def _escape(found: re.Match[str]) -> str:
-    return ascii(found.group())[1:-1]
+def _escape(match: re.Match[str]) -> str:
+    return ascii(match.group())[1:-1]

@@ -23,7 +23,7 @@ _LONG_LINE = re.compile(rf"\n(.{{{CUT_CHARS_MIN},}})")
 TOKEN_CHARS_MIN = 8
 """From this length on the part of an address after its host is hidden also where it occurs alone."""
 
-LEFT_OUT = "\n... its middle is left out ...\n"
+CUT_MARK = "\n... its middle is left out ...\n"
 """Mark of the hook in a traceback that it has shortened."""
 
 HIDDEN = "***"
@@ -52,7 +52,7 @@ class Mask:
         """Return `text` with every secret replaced by `***`, and the ends of a long text that may have parts of secrets."""
         if len(text) < CUT_CHARS_MIN:
             return self._pattern.sub(HIDDEN, text) if self._has_secret(text) else text
-        return LEFT_OUT.join(map(self._of_piece, text.split(LEFT_OUT)))
+        return CUT_MARK.join(map(self._mask_fragment, text.split(CUT_MARK)))
 
     def may_change(self, text: str) -> bool:
         """Tell whether `apply` may change any of the lines of `text`; much faster than `apply`."""
@@ -61,15 +61,15 @@ class Mask:
         long_lines = (found[1] for found in _LONG_LINE.finditer(f"\n{text}"))
         return self._has_secret(text) or any(map(self._has_part, long_lines))
 
-    def of_data(self, data: Any) -> Any:
+    def mask_json(self, data: Any) -> Any:
         """Return JSON data with the secrets replaced in all its texts."""
         match data:
             case str():
                 return self.apply(data)
             case list():
-                return [self.of_data(item) for item in data]
+                return [self.mask_json(item) for item in data]
             case dict():
-                return {key: self.of_data(item) for key, item in data.items()}
+                return {key: self.mask_json(item) for key, item in data.items()}
             case _:
                 return data
 
@@ -78,12 +78,15 @@ class Mask:
         """Length of the longest form of a secret."""
         return max(map(len, self._raw), default=0)
 
-    def whole(self, raw: bytes, at: int, least: int = 1) -> int:
+    def find_safe_cut(self, raw: bytes, at: int, least: int = 1) -> int:
         """Return the last place up to `at` where `raw` can be cut so that no secret is in both parts, nor begins with
         `least` bytes right before a cut at its end."""
         before, place = -1, at
         while place not in (0, before):
-            before, place = place, min((_begun(raw, place, form, least) for form in self._raw), default=place)
+            before, place = (
+                place,
+                min((_find_straddling_form(raw, place, form, least) for form in self._raw), default=place),
+            )
         return place
 
     def _has_secret(self, text: str) -> bool:
@@ -92,7 +95,7 @@ class Mask:
     def _has_part(self, text: str) -> bool:
         return text[:SECRET_CHARS_MIN] in self._parts or text[-SECRET_CHARS_MIN:] in self._parts
 
-    def _of_piece(self, text: str) -> str:
+    def _mask_fragment(self, text: str) -> str:
         """Replace whole secrets, and at an end that may be a part of one as much as the longest secret has."""
         if not self._has_part(text) and not self._has_secret(text):
             return text
@@ -103,7 +106,7 @@ class Mask:
         return shown[:-longest] + HIDDEN if is_cut else shown
 
 
-def of_secrets(values: Iterable[str], webhook: str) -> Mask:
+def make_mask(values: Iterable[str], webhook: str) -> Mask:
     """Return the mask of a job's secrets and of its webhook's address, which may hold a token: the address, and the part
     after its host where that is too long for a common word. `webhook`: empty without one."""
     where = webhook.partition("://")[2]
@@ -111,14 +114,14 @@ def of_secrets(values: Iterable[str], webhook: str) -> Mask:
     return Mask([*values, where if behind else "", behind if len(behind) >= TOKEN_CHARS_MIN else ""])
 
 
-def host_alone(url: str) -> str:
+def redact_url(url: str) -> str:
     """Return a webhook's address without what may be a token: `https://hooks.example.com/***`."""
     parts = urlsplit(url)
     behind = url.partition("://")[2][len(parts.netloc) :]
     return f"{parts.scheme}://{parts.netloc}/{HIDDEN}" if behind.strip("/") else url
 
 
-def _begun(text: AnyStr, at: int, form: AnyStr, least: int) -> int:
+def _find_straddling_form(text: AnyStr, at: int, form: AnyStr, least: int) -> int:
     """Return where in `text` a form that continues past `at` begins, with at least `least` of it before `at`; `at`
     without one. A form that goes over the end of `text` counts."""
     begin = text.find(form[:1], max(0, at - len(form) + 1), at)
@@ -135,10 +138,10 @@ def _forms(value: str) -> Iterator[str]:
         return
     for part in {value, value.strip(), *(line.strip() for line in value.splitlines())}:
         if len(part) >= SECRET_CHARS_MIN:
-            yield from _written(part)
+            yield from _encodings(part)
 
 
-def _written(value: str) -> Iterator[str]:
+def _encodings(value: str) -> Iterator[str]:
     raw = value.encode("utf-8", "surrogateescape")
     yield value
     yield raw.decode("utf-8", "replace")

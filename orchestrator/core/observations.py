@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
-from orchestrator.core.shown import Frame
+from orchestrator.core.status_types import Frame
 
 LINE_CHARS_MAX = 300
 """How much of a message is shown in a line."""
@@ -16,7 +16,7 @@ NCCL_LAST_ERROR = "Last error:\n"
 
 
 @dataclass(frozen=True, slots=True)
-class RankSeen:
+class ReportedRank:
     """Rank as its agent reports it when it connects."""
 
     rank: int
@@ -124,7 +124,7 @@ class Failure:
         words = ": ".join(word for word in (self.type, lines[0][:LINE_CHARS_MAX] if lines else "") if word)
         return f"{words} at {self.where}" if self.where else words
 
-    def then(self, what: str) -> str:
+    def describe_with(self, what: str) -> str:
         """Return the exception, or what else is known, and what the rank is doing meanwhile."""
         return f"raised {self.text}, then {what}" if self.type else f"{self.text}: {what}"
 
@@ -179,7 +179,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class ReachableAddress:
     """Address of the first node that answered, and the interface of this node that reaches it."""
 
     address: str

@@ -20,7 +20,7 @@ class Option:
     text: str
 
 
-def names(options: str) -> list[str]:
+def list_names(options: str) -> list[str]:
     """Return all names of options, written as for an `OptionTable`, without dashes."""
     return [name.lstrip("-") for text in options.split() for name in text.rstrip("=").split("/")]
 
@@ -43,19 +43,19 @@ class OptionTable:
         meant = [full for full in self._known if full.startswith(plain)]
         return meant[0] if len({self._known[full][0] for full in meant}) == 1 else ""
 
-    def read(self, words: Sequence[str], at: int) -> tuple[list[Option], int]:
+    def read(self, args: Sequence[str], at: int) -> tuple[list[Option], int]:
         """Read options from a position on. Return them, and the position of the first word that is none. Raises ValueError."""
-        found: list[Option] = []
-        while at < len(words) and words[at].startswith("-") and words[at] != "-":
-            if words[at] == "--":
-                return found, at + 1
-            more, at = self.take(words, at)
-            found += more
-        return found, at
+        options: list[Option] = []
+        while at < len(args) and args[at].startswith("-") and args[at] != "-":
+            if args[at] == "--":
+                return options, at + 1
+            more, at = self.take_option(args, at)
+            options += more
+        return options, at
 
-    def take(self, words: Sequence[str], at: int) -> tuple[list[Option], int]:
+    def take_option(self, args: Sequence[str], at: int) -> tuple[list[Option], int]:
         """Read the word at a position, which may hold several options. Return them, and the position behind. Raises ValueError."""
-        word, at = words[at], at + 1
+        word, at = args[at], at + 1
         name, equals, value = word.partition("=")
         full = self.find(name)
         if not full and not word.startswith("--") and word[:2] in self._known:  # -N2, -K1, -lu
@@ -66,11 +66,11 @@ class OptionTable:
             raise ValueError(f"{self._program} has no option {name}{meant}")
         first, follow = self._known[full]
         if not follow and full == word[:2] and value[:1].isalpha():
-            more, end = self.take([f"-{value}", *words[at:]], 0)
+            more, end = self.take_option([f"-{value}", *args[at:]], 0)
             return [Option(first, "", full), *more], at + end - 1
         if follow and not equals:
-            if at + follow > len(words):
+            if at + follow > len(args):
                 raise ValueError(f"{self._program} {word} needs a value")
-            behind, at = words[at : at + follow], at + follow
+            behind, at = args[at : at + follow], at + follow
             value, word = "=".join(behind), " ".join([word, *behind])
         return [Option(first, value, word)], at

@@ -23,7 +23,7 @@ NAMES = ("checkpoint_dir", "job_dir", "resume_from", "resume_step", "attempt")
 PATH = "path"
 """The same as `resume_from`, in resume arguments alone."""
 
-OF_AN_ATTEMPT = frozenset(
+ATTEMPT_NAMES = frozenset(
     ("resume_from", "resume_step", "attempt", "ORCH_RESUME_FROM", "ORCH_RESUME_STEP", "ORCH_ATTEMPT")
 )
 """Those that differ between the attempts of a job."""
@@ -36,7 +36,7 @@ _PLACEHOLDER = re.compile(
     r"(?<![${])\{(?P<brace>[a-z_]+)\}|\$\{(?P<wrapped>ORCH_\w+)\}|\$(?P<bare>ORCH_\w+)", re.ASCII
 )
 
-_OF_A_PROGRAM = re.compile(r"[\s(;]")
+_PROGRAM_TEXT = re.compile(r"[\s(;]")
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
@@ -44,7 +44,7 @@ def fill(text: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda match: values.get(_name(match), match[0]), text)
 
 
-def of_environment(env: Mapping[str, str]) -> dict[str, str]:
+def values_from_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the values of placeholders in an environment that has the variables of a rank."""
     values = {name: env[name] for name in VARIABLES if name in env}
     pairs = [(name, f"ORCH_{name.upper()}") for name in NAMES if name != "job_dir"]
@@ -54,37 +54,37 @@ def of_environment(env: Mapping[str, str]) -> dict[str, str]:
     return values
 
 
-def shown(words: Sequence[str]) -> str:
+def quote_command(argv: Sequence[str]) -> str:
     """Return a command for a person, quoted for a shell where needed. What orch fills in is shown in braces: a variable in
     single quotes would look as if it were not filled in."""
-    return " ".join(map(_shown, words))
+    return " ".join(map(_quote_word, argv))
 
 
-def _shown(word: str) -> str:
-    braced = _PLACEHOLDER.sub(_in_braces, word)
+def _quote_word(word: str) -> str:
+    braced = _PLACEHOLDER.sub(_brace_variable, word)
     is_plain = shlex.quote(_PLACEHOLDER.sub("x", braced)) == _PLACEHOLDER.sub("x", braced)
     return braced if is_plain else shlex.quote(braced)
 
 
-def _in_braces(match: re.Match[str]) -> str:
+def _brace_variable(match: re.Match[str]) -> str:
     name = _name(match).removeprefix("ORCH_").lower()
     return f"{{{name}}}" if _name(match) in VARIABLES and name in NAMES else match[0]
 
 
-def named(text: str) -> frozenset[str]:
+def find_names(text: str) -> frozenset[str]:
     """Return the names of the placeholders in a text, ours and others'."""
     return frozenset(map(_name, _PLACEHOLDER.finditer(text)))
 
 
-def misspelled(text: str, more: tuple[str, ...] = ()) -> str:
+def find_misspelled(text: str, extra_names: tuple[str, ...] = ()) -> str:
     """Return the fault of a text with a name that is nearly one of orch's, as the rest of a sentence; else empty.
 
     `{attempts}` is an ordinary word of other programs, so of names in braces only those with an underscore are compared.
     """
-    names = (*NAMES, *VARIABLES, *more)
+    names = (*NAMES, *VARIABLES, *extra_names)
     for match in _PLACEHOLDER.finditer(text):
         name = _name(match)
-        alike = [one for one in names if "_" in one or one in more]
+        alike = [one for one in names if "_" in one or one in extra_names]
         near = [] if name in names else difflib.get_close_matches(name, alike, 1, NEARNESS)
         if near:
             meant = match[0].replace(name, near[0])
@@ -92,19 +92,19 @@ def misspelled(text: str, more: tuple[str, ...] = ()) -> str:
     return ""
 
 
-def misplaced(word: str) -> str:
+def find_misplaced(word: str) -> str:
     """Return the same for a word of shell text, in which the shell fills in variables, and nothing can quote a value safely.
 
     A word with blanks or brackets is a program in another language, such as awk's or Python's: its braces are its own.
     """
-    if _OF_A_PROGRAM.search(word):
+    if _PROGRAM_TEXT.search(word):
         return ""
     for match in _PLACEHOLDER.finditer(word):
         if match["brace"] in NAMES:
             name = match["brace"]
             inner = f"${{ORCH_{name.upper()}}}" if name != "job_dir" else "${ORCH_CHECKPOINT_DIR%/*}"
             return f'contains {match[0]}, which is not filled in within shell text; write "{inner}"'
-    return misspelled(word)
+    return find_misspelled(word)
 
 
 def _name(match: re.Match[str]) -> str:

@@ -5,50 +5,50 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from orchestrator.core.errors import Fault
-from orchestrator.core.shown import Follows, Suspicion
+from orchestrator.core.status_types import NextAction, Suspicion
 
 
-def counted(number: int, what: str) -> str:
+def format_count(number: int, what: str) -> str:
     """Return `1 host`, or `3 hosts`."""
     return f"{number} {what}{'s' if number != 1 else ''}"
 
 
-def first(texts: Sequence[str], shown: int, which: str) -> list[str]:
+def shorten_list(texts: Sequence[str], limit: int, which: str) -> list[str]:
     """Return the first texts, and how many more there are, `which` says of what kind."""
-    left = len(texts) - shown
-    return [*texts[:shown], *([f"{left:,} more {which}"] if left > 0 else [])]
+    left = len(texts) - limit
+    return [*texts[:limit], *([f"{left:,} more {which}"] if left > 0 else [])]
 
 
-def sentence(what: str, where: str = "", fix: str = "") -> str:
+def one_line_fault(what: str, where: str = "", fix: str = "") -> str:
     """Return a fault in one line: where it is, what it is, and its fix."""
     head = f"{where}: {what}" if where else what
     return f"{head}; fix: {fix}" if fix else head
 
 
-def with_remedy(fault: Fault) -> str:
+def what_and_fix(fault: Fault) -> str:
     """Return a fault in one line, for a reader who knows where it is."""
-    return sentence(fault.what, fix=fault.fix)
+    return one_line_fault(fault.what, fix=fault.fix)
 
 
-def with_fix(text: str) -> tuple[str, str]:
+def split_fix(text: str) -> tuple[str, str]:
     """Split a message into what is wrong and its fix, so that a command to copy ends where its line ends."""
     what, _, fix = text.partition("; fix: ")
     return what, fix
 
 
-def follows(suspicion: Suspicion, at: str, job: str) -> str:
+def next_action_text(suspicion: Suspicion, at: str, job: str) -> str:
     """Return the next action on a suspicion, its time (`at`), and the command that does it now; empty if that is not known
     yet. `job`: the reference to the job in commands."""
     match suspicion.follows:
-        case Follows.UNKNOWN:
+        case NextAction.UNKNOWN:
             return ""
-        case Follows.MOVES:
+        case NextAction.MOVES:
             return f"left alone while it keeps running; to end it now: orch restart {job}"
-        case Follows.NOTHING:
+        case NextAction.NOTHING:
             return f"no action is taken; to end it now: orch restart {job}"
-        case Follows.ENDS:
+        case NextAction.ENDS:
             return f"will be ended at {at} unless it moves; to do it now: orch restart {job}"
-        case Follows.LOST:
+        case NextAction.LOST:
             then = f"{suspicion.spare} takes over" if suspicion.spare else "the next attempt begins"
             return f"will count as lost at {at}; then {then}"
 
@@ -64,7 +64,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
-def named(ranks: Sequence[int]) -> str:
+def ranks_label(ranks: Sequence[int]) -> str:
     """Return `rank 2`, or `ranks 0-1,3-7`."""
     return f"rank{'s' if len(ranks) != 1 else ''} {ranks_text(ranks)}"
 

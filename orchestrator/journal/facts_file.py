@@ -17,9 +17,9 @@ from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.durable import replace_bytes
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.version import VERSION
-from orchestrator.journal import journal_file, lost_journal
+from orchestrator.journal import journal_file, journal_integrity
 from orchestrator.journal.job_record import Record
-from orchestrator.journal.lost_journal import JournalError
+from orchestrator.journal.journal_integrity import JournalError
 
 BODY_BYTES_MAX = 256 << 20
 """A larger file is not read: it would not fit into memory."""
@@ -31,67 +31,67 @@ MARK_BYTES = 4096
 def read(job: JobDir) -> Record:
     """Return the record of a job's journal. Raises JournalError, with the line, when it is damaged, and when the folder has
     later attempts."""
-    shown = lost_journal.attempt_shown(job)  # first, since a journal grows
-    record, offset = _kept(job) or (Record(), 0)
-    with journal_file.replayed(job.journal):
+    last_on_disk = journal_integrity.last_attempt_on_disk(job)  # first, since a journal grows
+    record, offset = _read_facts(job) or (Record(), 0)
+    with journal_file.checked_replay(job.journal):
         for entry in journal_file.read(job.journal, offset, record.last_n):
             record.learn(entry)
-    known = record.attempts[-1].begun.attempt if record.attempts else 0
-    if known < shown:
+    last_journaled = record.attempts[-1].begun.attempt if record.attempts else 0
+    if last_journaled < last_on_disk:
         raise JournalError(
             job.journal,
-            f"the journal was cut: its last attempt is {known}, and the folder has attempt {shown}",
+            f"the journal was cut: its last attempt is {last_journaled}, and the folder has attempt {last_on_disk}",
         )
     return record
 
 
-def record(job: JobDir) -> Record:
+def load_record(job: JobDir) -> Record:
     """Return the record of a job's journal. Raises JournalError when it is incomplete or damaged."""
-    lost_journal.require_journal(job)
+    journal_integrity.require_journal(job)
     return read(job)
 
 
 def write(job: JobDir, record: Record, offset: int) -> None:
     """Write the record of a journal up to byte `offset`, which is on disk. Raises OSError."""
-    mark = _mark(job.journal, offset)
+    mark = _checksum_before(job.journal, offset)
     if mark is None:  # the journal was cut or deleted
         return
-    body = packed(record).encode()
-    head = lost_journal.Head(VERSION, offset, mark, zlib.crc32(body))
+    body = pack_record(record).encode()
+    head = journal_integrity.FactsHead(VERSION, offset, mark, zlib.crc32(body))
     replace_bytes(job.facts, codec.dumps(head).encode() + b"\n" + body)
 
 
-def _kept(job: JobDir) -> tuple[Record, int] | None:
+def _read_facts(job: JobDir) -> tuple[Record, int] | None:
     """Return the saved record and its position in the journal; None if there is no valid one."""
     try:
         with os.fdopen(ownership.open_regular(job.facts), "rb") as file:
-            head = codec.loads(lost_journal.Head, file.readline(lost_journal.HEAD_BYTES_MAX))
-            if head.version != VERSION or head.journal_sum != _mark(job.journal, head.offset):
+            head = codec.loads(journal_integrity.FactsHead, file.readline(journal_integrity.HEAD_BYTES_MAX))
+            if head.version != VERSION or head.journal_sum != _checksum_before(job.journal, head.offset):
                 return None
             body = file.read(BODY_BYTES_MAX)
         if zlib.crc32(body) != head.body_sum:
             return None
-        return unpacked(body), head.offset
+        return unpack_record(body), head.offset
     except (OSError, ValueError, OverflowError, RecursionError):
         return None
 
 
-def packed(record: Record) -> str:
+def pack_record(record: Record) -> str:
     """Return the record as one line of JSON."""
     return codec.dumps(record)
 
 
-def unpacked(text: str | bytes) -> Record:
+def unpack_record(text: str | bytes) -> Record:
     """Return the record that was packed. Raises CodecError."""
     record = codec.loads(Record, text)
-    past, attempt = record.facts.past, record.facts.attempt
+    past, attempt = record.facts.past_attempts, record.facts.attempt
     if past and attempt is not None and past[-1].number == attempt.number:
         # The same object: it has ended, and later events may still be about it.
         record.facts.attempt = past[-1].attempt
     return record
 
 
-def _mark(path: Path, offset: int) -> int | None:
+def _checksum_before(path: Path, offset: int) -> int | None:
     """Return the sum of the bytes before `offset`; None if no line ends there."""
     begin = max(0, offset - MARK_BYTES)
     with os.fdopen(ownership.open_regular(path), "rb") as file:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from orchestrator.brain.model import decisions as d
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.journal import facts_file, journal_file
-from orchestrator.journal.job_record import AttemptHistory, Record, Rest, RestKind
+from orchestrator.journal.job_record import AttemptHistory, IdleKind, IdlePeriod, Record
 
 CANCEL, RESUME = "cancel", "resume"
 """Causes of repeated steps and of no other loss: a person wanted the end, or the work was done."""
@@ -120,11 +120,11 @@ def read(job: JobDir, submitted_wall_s: float) -> Goodput:
     """Return how the ranks of a job spent their time, with equal ranks in one span. A running job is counted up to its
     supervisor's last entry. Raises JournalError when the journal is damaged."""
     record = facts_file.read(job)
-    with journal_file.replayed(job.journal):
-        return of_record(record, None, submitted_wall_s)
+    with journal_file.checked_replay(job.journal):
+        return from_record(record, None, submitted_wall_s)
 
 
-def of_record(
+def from_record(
     record: Record, until_wall_s: float | None = None, submitted_wall_s: float | None = None
 ) -> Goodput:
     """Return the same for a journal that was read. A running job is counted up to `until_wall_s`, by default its last
@@ -134,19 +134,23 @@ def of_record(
     until_at = record.latest.at
     if until_wall_s is not None:
         until_at += max(0.0, until_wall_s - record.latest.wall_s)
-    if record.rests and record.rests[-1].kind is RestKind.OVER and record.rests[-1].until_at is None:
-        until_at = record.rests[-1].since_at
-    course = _Course(record, submitted_wall_s)
-    course.lay(TimeKind.QUEUED, record.attempts[0].begun.at if record.attempts else until_at)
+    if (
+        record.idle_periods
+        and record.idle_periods[-1].kind is IdleKind.OVER
+        and record.idle_periods[-1].until_at is None
+    ):
+        until_at = record.idle_periods[-1].since_at
+    builder = _TimelineBuilder(record, submitted_wall_s)
+    builder.add_until(TimeKind.QUEUED, record.attempts[0].begun.at if record.attempts else until_at)
     kept_steps = _kept_steps(record.attempts)
     for number, attempt in enumerate(record.attempts):
-        course.begin(attempt)
+        builder.begin_attempt(attempt)
         after = record.attempts[number + 1] if number + 1 < len(record.attempts) else None
         next_at = after.begun.at if after is not None else until_at
-        done_at = record.facts.ended_well_at if after is None and record.facts.ranks_done else None
-        _lay_work(course, attempt, next_at, _kept_share(attempt, kept_steps[number]), done_at)
-        _lay_end(course, attempt, next_at, goes_on=after is not None or record.facts.end is None)
-    return Goodput((*course.spans, *_idle(record, course.clock, until_at)))
+        done_at = record.facts.ended_well_at if after is None and record.facts.are_ranks_done else None
+        _add_work(builder, attempt, next_at, _kept_share(attempt, kept_steps[number]), done_at)
+        _add_end(builder, attempt, next_at, continues=after is not None or record.facts.end is None)
+    return Goodput((*builder.spans, *_idle(record, builder.clock, until_at)))
 
 
 class _WallClock:
@@ -158,10 +162,10 @@ class _WallClock:
         self._ats: list[float] = []
         self._walls_s: list[float] = []
         for at, wall_s in [(attempt.begun.at, attempt.began_wall_s) for attempt in record.attempts]:
-            self._know(at, wall_s)
-        self._know(record.latest.at, record.latest.wall_s)
+            self._add_point(at, wall_s)
+        self._add_point(record.latest.at, record.latest.wall_s)
 
-    def _know(self, at: float, wall_s: float) -> None:
+    def _add_point(self, at: float, wall_s: float) -> None:
         wall_s = max(wall_s, self.wall_s(at)) if self._ats else wall_s
         self._ats.append(at)
         self._walls_s.append(wall_s)
@@ -178,30 +182,30 @@ class _WallClock:
         return min(0.0, self._ats[0] + submitted_wall_s - self._walls_s[0])
 
 
-class _Course:
+class _TimelineBuilder:
     """Builder of a job's spans, one after another. `failure`: what the time up to the next new step is charged to."""
 
     def __init__(self, record: Record, submitted_wall_s: float | None) -> None:
         self.spans: list[Span] = []
         self.clock = _WallClock(record)
-        self.rests = record.rests
+        self.idle_periods = record.idle_periods
         self.failure: Loss | None = None
         self.is_fresh = True
         self._at = self.clock.begin_at(submitted_wall_s)
         self._attempt = 0
         self._ranks = record.attempts[0].ranks if record.attempts else len(record.facts.ranks)
 
-    def begin(self, attempt: AttemptHistory) -> None:
+    def begin_attempt(self, attempt: AttemptHistory) -> None:
         """Start an attempt."""
         self._attempt, self._ranks = attempt.begun.attempt, attempt.ranks
 
-    def lay(self, kind: TimeKind, until_at: float, loss: Loss | None = None) -> None:
+    def add_until(self, kind: TimeKind, until_at: float, loss: Loss | None = None) -> None:
         """Add time of a kind up to `until_at` (job clock), except for the idle periods."""
-        for rest in self.rests:
+        for rest in self.idle_periods:
             if rest.since_at < until_at and rest.end_at > self._at:
                 self._add(kind, rest.since_at, loss)
                 self._add(
-                    None if rest.kind is RestKind.OVER else TimeKind.QUEUED, min(rest.end_at, until_at), loss
+                    None if rest.kind is IdleKind.OVER else TimeKind.QUEUED, min(rest.end_at, until_at), loss
                 )
         self._add(kind, until_at, loss)
 
@@ -214,8 +218,12 @@ class _Course:
         self._at = until_at
 
 
-def _lay_work(
-    course: _Course, attempt: AttemptHistory, next_at: float, kept_share: float | None, done_at: float | None
+def _add_work(
+    builder: _TimelineBuilder,
+    attempt: AttemptHistory,
+    next_at: float,
+    kept_share: float | None,
+    done_at: float | None,
 ) -> None:
     """Add the time of an attempt up to its verdict, or its end without one. `done_at`: when its last rank ended successfully;
     a script around the ranks may still run."""
@@ -223,29 +231,29 @@ def _lay_work(
     over_at, late_at = (over_at if done_at is None or verdict is not None else min(over_at, done_at)), over_at
     broke_at = over_at if verdict is None else min(over_at, max(attempt.begun.at, verdict.since_s))
     began_at = attempt.restart_at if kept_share is not None else None
-    first = TimeKind.STARTUP if course.is_fresh else TimeKind.RECOVERING
-    course.lay(first, broke_at if began_at is None else min(began_at, broke_at), course.failure)
+    first = TimeKind.STARTUP if builder.is_fresh else TimeKind.RECOVERING
+    builder.add_until(first, broke_at if began_at is None else min(began_at, broke_at), builder.failure)
     if began_at is not None and kept_share is not None and began_at < broke_at:
-        course.lay(TimeKind.PRODUCTIVE, broke_at - (1.0 - kept_share) * (broke_at - began_at))
-        course.lay(TimeKind.WASTED, broke_at, _loss(attempt))
-    course.lay(TimeKind.DETECTING, over_at, _loss(attempt))
-    course.lay(TimeKind.STOPPING, late_at)
+        builder.add_until(TimeKind.PRODUCTIVE, broke_at - (1.0 - kept_share) * (broke_at - began_at))
+        builder.add_until(TimeKind.WASTED, broke_at, _loss(attempt))
+    builder.add_until(TimeKind.DETECTING, over_at, _loss(attempt))
+    builder.add_until(TimeKind.STOPPING, late_at)
 
 
-def _lay_end(course: _Course, attempt: AttemptHistory, next_at: float, goes_on: bool) -> None:
+def _add_end(builder: _TimelineBuilder, attempt: AttemptHistory, next_at: float, continues: bool) -> None:
     """Add the time from an attempt's verdict or end up to the next attempt, or the end of the job."""
     loss = _loss(attempt)
-    course.failure = loss if loss.cause not in (CANCEL, RESUME) else None
-    rest = _rest_after(course.rests, attempt, next_at)
-    course.is_fresh = rest is not None
+    builder.failure = loss if loss.cause not in (CANCEL, RESUME) else None
+    rest = _idle_after(builder.idle_periods, attempt, next_at)
+    builder.is_fresh = rest is not None
     if rest is not None:
-        course.lay(TimeKind.STOPPING, rest.since_at, course.failure)
-        course.failure = None if rest.kind is RestKind.OVER else course.failure
-        course.lay(TimeKind.STARTUP, next_at, course.failure)
-    elif goes_on and course.failure is not None:
-        course.lay(TimeKind.RECOVERING, next_at, course.failure)
+        builder.add_until(TimeKind.STOPPING, rest.since_at, builder.failure)
+        builder.failure = None if rest.kind is IdleKind.OVER else builder.failure
+        builder.add_until(TimeKind.STARTUP, next_at, builder.failure)
+    elif continues and builder.failure is not None:
+        builder.add_until(TimeKind.RECOVERING, next_at, builder.failure)
     else:
-        course.lay(TimeKind.STOPPING, next_at, course.failure)
+        builder.add_until(TimeKind.STOPPING, next_at, builder.failure)
 
 
 def _over_at(attempt: AttemptHistory, next_at: float) -> float:
@@ -258,41 +266,43 @@ def _verdict(attempt: AttemptHistory) -> d.Verdict | None:
     """Return the verdict on an attempt; of one that a person has ended, the hang or desync that was noticed."""
     if attempt.judged is not None:
         return attempt.judged.verdict
-    noticed = [told for told in attempt.told if told.topic in (d.Topic.HANG, d.Topic.DESYNC)]
-    is_ended = attempt.finished is not None and attempt.finished.ending is not d.Ending.DONE
+    noticed = [told for told in attempt.notices if told.topic in (d.NoticeTopic.HANG, d.NoticeTopic.DESYNC)]
+    is_ended = attempt.finished is not None and attempt.finished.ending is not d.AttemptEnd.DONE
     return noticed[-1].verdict if noticed and is_ended and not noticed[-1].withdrawn else None
 
 
-_CAUSES = {d.Ending.DONE: RESUME, d.Ending.CANCELLED: CANCEL, d.Ending.RESTART: "restart"}
+_CAUSES = {d.AttemptEnd.DONE: RESUME, d.AttemptEnd.CANCELLED: CANCEL, d.AttemptEnd.RESTART: "restart"}
 
 
 def _loss(attempt: AttemptHistory) -> Loss:
     verdict = _verdict(attempt)
     if verdict is not None:
         return Loss(attempt.begun.attempt, verdict.kind.value, verdict.node)
-    ending = attempt.finished.ending if attempt.finished is not None else d.Ending.DONE
+    ending = attempt.finished.ending if attempt.finished is not None else d.AttemptEnd.DONE
     return Loss(attempt.begun.attempt, _CAUSES[ending])
 
 
-def _rest_after(rests: Sequence[Rest], attempt: AttemptHistory, next_at: float) -> Rest | None:
+def _idle_after(
+    idle_periods: Sequence[IdlePeriod], attempt: AttemptHistory, next_at: float
+) -> IdlePeriod | None:
     """Return the idle period before the next attempt starts, on other machines or by a resume."""
     verdict = attempt.judged.verdict if attempt.judged is not None else None
     broke_at = verdict.since_s if verdict is not None else _over_at(attempt, next_at)
     since_at = max(attempt.begun.at, broke_at)
-    later = (rest for rest in rests if rest.kind is not RestKind.HOSTS and rest.end_at >= since_at)
+    later = (rest for rest in idle_periods if rest.kind is not IdleKind.HOSTS and rest.end_at >= since_at)
     return next((rest for rest in later if rest.since_at < next_at), None)
 
 
 def _kept_steps(attempts: Sequence[AttemptHistory]) -> list[float]:
     """Return for each attempt the step up to which no later attempt repeated its steps. A checkpoint with an unknown step is
     assumed to repeat none."""
-    kept, least = [], math.inf
+    limits, least = [], math.inf
     for attempt in reversed(attempts):
-        kept.append(least)
+        limits.append(least)
         resume = attempt.begun.resume
         if resume is None or resume.step is not None or attempt.base_step:
             least = min(least, attempt.base_step)
-    return kept[::-1]
+    return limits[::-1]
 
 
 def _kept_share(attempt: AttemptHistory, kept_step: float) -> float | None:

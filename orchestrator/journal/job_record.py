@@ -17,15 +17,15 @@ from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.scheduling import placement
 from orchestrator.core.wire import orders, reports
 from orchestrator.journal import journal_file
-from orchestrator.journal.journal_file import Entry, Stamp
+from orchestrator.journal.journal_file import ClockStamp, JournalEntry
 
-OF_SPARES = (
+SPARE_NEWS = (
     e.AgentUp, e.AgentDied, e.AgentDisconnected, e.AllocationBegan, d.BeginAttempt, d.Place, d.EndJob, orders.Dismiss,
 )  # fmt: skip
 """News and orders after which other nodes may be spares."""
 
 
-class RestKind(enum.Enum):
+class IdleKind(enum.Enum):
     """Why a job had no machines."""
 
     HOSTS = "hosts"  # other jobs had them
@@ -34,10 +34,10 @@ class RestKind(enum.Enum):
 
 
 @dataclass(slots=True)
-class Rest:
+class IdlePeriod:
     """Period in which a job had no machines, by the job clock; `until_at` is None while it lasts."""
 
-    kind: RestKind
+    kind: IdleKind
     since_at: float
     until_at: float | None = None
 
@@ -68,11 +68,11 @@ class AttemptHistory:
     job_ended: d.EndJob | None = None
     requeued_at: float | None = None
     queued_s: float | None = None  # how long the job then waited in the queue for other nodes
-    told: list[d.Notice] = field(default_factory=list)
+    notices: list[d.Notice] = field(default_factory=list)
     # The ways in which nodes have started their ranks, each with whether as forks
     starts: dict[str, bool] = field(default_factory=dict)
     # Ranks that ended with a code other than 0 after they were told to stop, each with its node
-    late: list[tuple[str, reports.Exited]] = field(default_factory=list)
+    late_exits: list[tuple[str, reports.Exited]] = field(default_factory=list)
 
     def wall_s(self, at: float) -> float:
         """Return a time (job clock) of the attempt in seconds since 1970."""
@@ -91,25 +91,25 @@ class Record:
 
     facts: Facts = field(default_factory=Facts)
     attempts: list[AttemptHistory] = field(default_factory=list)
-    rests: list[Rest] = field(default_factory=list)
+    idle_periods: list[IdlePeriod] = field(default_factory=list)
     # When the number of spare slots changed (job clock), and to how many: what spares could run in ranks
     spares: list[tuple[float, int]] = field(default_factory=list)
-    beaten_at: dict[str, float] = field(default_factory=dict)  # see `Brain`
+    heartbeat_at: dict[str, float] = field(default_factory=dict)  # see `Brain`
     requeue: d.Requeue | None = None  # was decided, and no allocation has begun since
-    received: dict[str, int] = field(default_factory=dict)  # the last reliable report, by incarnation
+    last_report: dict[str, int] = field(default_factory=dict)  # the last reliable report, by incarnation
     last_n: int = 0  # the number of the last entry
-    latest: Stamp | None = None
+    latest: ClockStamp | None = None
 
-    def learn(self, entry: Entry) -> None:
+    def learn(self, entry: JournalEntry) -> None:
         """Take in the next entry of the journal."""
-        before_at = self.facts.heard_at
-        self._note(entry)
-        _tell(self.attempts, entry)
+        before_at = self.facts.last_event_at
+        self._record_entry(entry)
+        _extend_history(self.attempts, entry)
         fold(self.facts, entry.news)
-        self._note_rests(entry.news, before_at)
+        self._record_idle(entry.news, before_at)
         content = journal_file.content(entry.news)
-        if isinstance(content, OF_SPARES):
-            self._note_spares()
+        if isinstance(content, SPARE_NEWS):
+            self._record_spares()
         if isinstance(content, d.BeginAttempt):
             self.attempts[-1].ranks = len(self.facts.ranks)
         # The facts may know all of several heartbeats before the first is entered: each counts for what it says.
@@ -127,8 +127,8 @@ class Record:
         attempt.running_at = current.running_at
         # It changes once the script is seen to have started from scratch.
         attempt.base_step = current.base_step
-        if self.facts.made:
-            attempt.last_step = attempt.base_step + self.facts.made
+        if self.facts.steps_made:
+            attempt.last_step = attempt.base_step + self.facts.steps_made
             if attempt.first_step_at is None:
                 attempt.first_step_at = at
 
@@ -139,7 +139,7 @@ class Record:
         attempt = self._current()
         if attempt is None or attempt.first_step_at is not None:
             return False
-        return self.facts.made > 0
+        return self.facts.steps_made > 0
 
     def _current(self) -> AttemptHistory | None:
         current = self.facts.attempt
@@ -150,44 +150,44 @@ class Record:
             else None
         )
 
-    def _note_rests(self, news: News, before_at: float) -> None:
+    def _record_idle(self, news: News, before_at: float) -> None:
         """Record whether the job has machines. `before_at`: the previous contact; an allocation that was replaced without notice
         was lost about then."""
-        facts, at = self.facts, self.facts.heard_at
-        last = self.rests[-1] if self.rests and self.rests[-1].until_at is None else None
-        kind = self._rest_kind()
+        facts, at = self.facts, self.facts.last_event_at
+        last = self.idle_periods[-1] if self.idle_periods and self.idle_periods[-1].until_at is None else None
+        kind = self._idle_kind()
         if last is not None and last.kind is not kind:
             last.until_at = at
         if kind is not None and (last is None or last.kind is not kind):
-            self.rests.append(Rest(kind, at))
+            self.idle_periods.append(IdlePeriod(kind, at))
         is_replaced = facts.attempt is not None and facts.attempt.allocation_lost_at == news.at
         if last is None and isinstance(news, e.AllocationBegan) and is_replaced:
-            self.rests.append(Rest(RestKind.QUEUE, before_at, at))
+            self.idle_periods.append(IdlePeriod(IdleKind.QUEUE, before_at, at))
 
-    def _rest_kind(self) -> RestKind | None:
+    def _idle_kind(self) -> IdleKind | None:
         if self.facts.end is not None:
-            return RestKind.OVER
+            return IdleKind.OVER
         if self.facts.requeued_at is not None:
-            return RestKind.QUEUE
-        return RestKind.HOSTS if placement.is_queued(self.facts) else None
+            return IdleKind.QUEUE
+        return IdleKind.HOSTS if placement.is_queued(self.facts) else None
 
-    def _note_spares(self) -> None:
+    def _record_spares(self) -> None:
         """Record how many ranks the available spares could run."""
         facts = self.facts
         there = [] if facts.end is not None else facts.spares
         up = sum(node.agent_state is AgentState.UP for node in there)
         slots = up * facts.pool.ranks_each if facts.pool is not None else 0
         if slots != (self.spares[-1][1] if self.spares else 0):
-            self.spares.append((facts.heard_at, slots))
+            self.spares.append((facts.last_event_at, slots))
 
-    def _note(self, entry: Entry) -> None:
+    def _record_entry(self, entry: JournalEntry) -> None:
         news = entry.news
         self.last_n = entry.n
         if self.latest is None or news.at >= self.latest.at:  # heartbeats are written late
-            self.latest = Stamp(news.at, entry.wall_s, entry.mono_s, entry.machine)
+            self.latest = ClockStamp(news.at, entry.wall_s, entry.mono_s, entry.machine)
         match news:
             case e.FromNode(node=node, report=reports.Heartbeat()):
-                self.beaten_at.pop(node, None)
+                self.heartbeat_at.pop(node, None)
             case d.Requeue():
                 self.requeue = news
             case e.AllocationBegan():
@@ -195,20 +195,20 @@ class Record:
             case _:
                 pass
         if entry.seq:
-            self.received[entry.incarnation] = entry.seq
+            self.last_report[entry.incarnation] = entry.seq
 
 
-def _tell(attempts: list[AttemptHistory], entry: Entry) -> None:
+def _extend_history(attempts: list[AttemptHistory], entry: JournalEntry) -> None:
     """Begin the history of an attempt, or extend the last one."""
     news = entry.news
     if isinstance(news, d.BeginAttempt):
         step = news.resume.step if news.resume else None
         attempts.append(AttemptHistory(news, entry.wall_s, step or 0))
     elif attempts:
-        _add(attempts[-1], entry)
+        _add_to_history(attempts[-1], entry)
 
 
-def _add(attempt: AttemptHistory, entry: Entry) -> None:
+def _add_to_history(attempt: AttemptHistory, entry: JournalEntry) -> None:
     """Add a decision on an attempt, or a notice to people."""
     match entry.news:
         case d.Judge() as judged:
@@ -224,9 +224,9 @@ def _add(attempt: AttemptHistory, entry: Entry) -> None:
         case e.FromNode(
             node=node, report=reports.Exited(ordered=True, attempt=attempt.begun.attempt) as exited
         ) if exited.code:
-            attempt.late.append((node, exited))
-        case d.Notice() as notice if notice.topic is not d.Topic.SUSPECT:  # long silences have many
-            attempt.told.append(notice)
+            attempt.late_exits.append((node, exited))
+        case d.Notice() as notice if notice.topic is not d.NoticeTopic.SUSPECT:  # long silences have many
+            attempt.notices.append(notice)
         case d.Requeue(at=at):
             attempt.requeued_at = at
         case e.AllocationBegan(at=at) if attempt.requeued_at is not None:

@@ -22,19 +22,19 @@ from orchestrator.brain.model.facts import News
 from orchestrator.core import codec
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.durable import LineLog, read_lines
-from orchestrator.core.jobdir.status_file import OTHER_VERSION
+from orchestrator.core.jobdir.status_file import OTHER_VERSION_FIX
 from orchestrator.core.wire import orders, reports
 from orchestrator.journal import old_formats
-from orchestrator.journal.lost_journal import JournalError
+from orchestrator.journal.journal_integrity import JournalError
 
 FORMAT = 4
 """Number of the format of a journal's lines; each line names it. It rises when older lines need a step in `old_formats`."""
 
-_NEWS: dict[str, type[Any]] = {**codec.by_kind(e.Event), **codec.by_kind(d.Decision)}
+_NEWS: dict[str, type[Any]] = {**codec.classes_by_kind(e.Event), **codec.classes_by_kind(d.Decision)}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One journaled event or decision."""
 
     n: int
@@ -59,7 +59,7 @@ class _Head:
     seq: int = 0
 
 
-def read(path: Path, offset: int = 0, after_n: int = 0) -> Iterator[Entry]:
+def read(path: Path, offset: int = 0, after_n: int = 0) -> Iterator[JournalEntry]:
     """Yield all entries, or those from byte `offset` on, which follow number `after_n`.
 
     Raises JournalError, naming the line, when one cannot be read or lines before it are missing.
@@ -67,7 +67,7 @@ def read(path: Path, offset: int = 0, after_n: int = 0) -> Iterator[Entry]:
     if not path.exists():
         return
     for number, text in enumerate(read_lines(path, offset), start=after_n + 1):
-        entry = _parsed(text, path, number)
+        entry = _parse_entry(text, path, number)
         if entry.n != number:
             what = f"this is entry {entry.n} of the journal, expected {number}"
             raise JournalError(path, what, number)
@@ -85,7 +85,7 @@ def content(news: News) -> News | reports.NodeReport | reports.Heartbeat | order
             return news
 
 
-def read_only(path: Path, *kinds: type[Any]) -> Iterator[News]:
+def read_kinds(path: Path, *kinds: type[Any]) -> Iterator[News]:
     """Yield the news of these kinds, or with a report or an order of them. Other lines are not parsed, but of earlier formats.
     Raises JournalError."""
     marks, present = [f'"kind":"{kind.__name__}"' for kind in kinds], f'{{"format":{FORMAT},'
@@ -93,13 +93,13 @@ def read_only(path: Path, *kinds: type[Any]) -> Iterator[News]:
         return
     for number, text in enumerate(read_lines(path), start=1):
         if any(mark in text for mark in marks) or not text.startswith(present):
-            news = _parsed(text, path, number).news
+            news = _parse_entry(text, path, number).news
             if isinstance(content(news), kinds):
                 yield news
 
 
 @contextlib.contextmanager
-def replayed(path: Path) -> Iterator[None]:
+def checked_replay(path: Path) -> Iterator[None]:
     """Context of a replay of the journal at `path`. Raises JournalError for valid entries that contradict each other: only a
     damaged journal names a rank or an attempt that did not exist."""
     try:
@@ -109,7 +109,7 @@ def replayed(path: Path) -> Iterator[None]:
         raise JournalError(path, what) from err
 
 
-def tail(path: Path, offset: int) -> tuple[list[Entry], int]:
+def read_tail(path: Path, offset: int) -> tuple[list[JournalEntry], int]:
     """Return the entries of the whole lines from byte `offset` on, and the offset of what comes next. Raises
     JournalError when one cannot be read."""
     with os.fdopen(ownership.open_regular(path), "rb") as file:
@@ -117,21 +117,21 @@ def tail(path: Path, offset: int) -> tuple[list[Entry], int]:
         data = file.read()
     whole = data[: data.rfind(b"\n") + 1]
     lines = whole.decode("utf-8", "surrogateescape").split("\n")[:-1]
-    return [_parsed(text, path) for text in lines], offset + len(whole)
+    return [_parse_entry(text, path) for text in lines], offset + len(whole)
 
 
-def _parsed(text: str, path: Path, line: int | None = None) -> Entry:
+def _parse_entry(text: str, path: Path, line: int | None = None) -> JournalEntry:
     try:
         data = codec.loads_plain(text)
         found = data.get("format")
         if type(found) is not int or not old_formats.OLDEST <= found <= FORMAT:
             what = f"another version of orch wrote the journal, or it is damaged: it has format {found}, this version reads {FORMAT}"
-            raise JournalError(path, what, line, fix=OTHER_VERSION)
+            raise JournalError(path, what, line, fix=OTHER_VERSION_FIX)
         news = codec.unpack_kind(_NEWS, old_formats.renewed(data.pop("news"), found))
         head = codec.unpack(_Head, data)
     except (codec.CodecError, KeyError, TypeError) as err:
         raise JournalError(path, f"this line of the journal is damaged: {err}", line) from err
-    return Entry(head.n, head.wall, head.mono, head.on, head.incarnation, head.seq, news)
+    return JournalEntry(head.n, head.wall, head.mono, head.on, head.incarnation, head.seq, news)
 
 
 class Journal:
@@ -143,7 +143,7 @@ class Journal:
         self._machine = machine
         self._n = last_n
 
-    def write(self, news: News, incarnation: str = "", seq: int = 0) -> Entry:
+    def write(self, news: News, incarnation: str = "", seq: int = 0) -> JournalEntry:
         """Append one event or decision, once the disk has room, and return its entry. `sync` makes it durable."""
         self._n += 1
         wall_s, mono_s = round(time.time(), 3), round(time.monotonic(), 3)
@@ -153,12 +153,14 @@ class Journal:
             "wall": wall_s,
             "mono": mono_s,
             "on": self._machine,
-            "news": codec.pack_brief(news) if isinstance(news, e.FromNode) else codec.pack_kind(news),
+            "news": codec.pack_without_defaults(news)
+            if isinstance(news, e.FromNode)
+            else codec.pack_kind(news),
         }
         if seq:
             line["incarnation"], line["seq"] = incarnation, seq
         self._log.append(codec.dumps_plain(line))
-        return Entry(self._n, wall_s, mono_s, self._machine, incarnation if seq else "", seq, news)
+        return JournalEntry(self._n, wall_s, mono_s, self._machine, incarnation if seq else "", seq, news)
 
     @property
     def safe_bytes(self) -> int:
@@ -175,7 +177,7 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class ClockStamp:
     """One moment by the job's clock, and by those of a machine. `machine` names one of its boots."""
 
     at: float
@@ -191,7 +193,7 @@ class JobClock:
     bridge the gap, and counts a gap that seems negative as none.
     """
 
-    def __init__(self, machine: str, latest: Stamp | None) -> None:
+    def __init__(self, machine: str, latest: ClockStamp | None) -> None:
         """`latest`: the latest moment that is known of the job."""
         self._machine = machine
         self._start_mono_s = time.monotonic()
@@ -206,23 +208,23 @@ class JobClock:
         """Return the job clock."""
         return self._start_s + time.monotonic() - self._start_mono_s
 
-    def stamp(self) -> Stamp:
+    def stamp(self) -> ClockStamp:
         """Return this moment."""
-        return Stamp(self.now_s(), time.time(), time.monotonic(), self._machine)
+        return ClockStamp(self.now_s(), time.time(), time.monotonic(), self._machine)
 
 
-class Sleep:
+class SuspendDetector:
     """Detector of suspends of this machine: the clock that counts such time runs ahead of the one that does not."""
 
-    def __init__(self, worth_s: float) -> None:
+    def __init__(self, suspend_s_min: float) -> None:
         """Shorter sleeps than `worth_s` do not count."""
-        self._worth_s = worth_s
+        self._suspend_s_min = suspend_s_min
         self._ahead_s = self._lead_s()
 
     def _lead_s(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
 
-    def just_now(self) -> bool:
+    def has_suspended(self) -> bool:
         """Tell whether the machine slept for longer than `worth_s` since the last call."""
         before_s, self._ahead_s = self._ahead_s, self._lead_s()
-        return self._ahead_s > before_s + self._worth_s
+        return self._ahead_s > before_s + self._suspend_s_min

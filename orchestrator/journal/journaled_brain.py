@@ -32,10 +32,12 @@ class JournaledBrain:
         """Learn what the journal comes to. `machine` names this boot of this machine."""
         self._job = job
         self._record = facts_file.read(job)
-        self._brain = Brain(self._record.facts, self._record.beaten_at)
+        self._brain = Brain(self._record.facts, self._record.heartbeat_at)
         self._clock = JobClock(machine, self._record.latest)
         self._journal = Journal(job.journal, machine, self._record.last_n)
-        self._safe = dict(self._record.received)  # the last kept report of each agent process that is on disk
+        self._durable_seq = dict(
+            self._record.last_report
+        )  # the last kept report of each agent process that is on disk
         self._facts_due_s = 0.0  # by the monotonic clock
 
     @property
@@ -59,27 +61,27 @@ class JournaledBrain:
             return
         self._brain.learn(news)
         if self._record.is_first_step:
-            for beat in self._brain.beats():
+            for beat in self._brain.take_heartbeats():
                 self._record.learn(self._journal.write(beat))
 
-    def learn_kept(self, news: list[e.Event], incarnation: str, seq: int) -> None:
+    def learn_reliable(self, news: list[e.Event], incarnation: str, seq: int) -> None:
         """Journal and learn the events of a reliable report of an agent process, with its number."""
-        self._record.received[incarnation] = seq
+        self._record.last_report[incarnation] = seq
         for event in news:
             self._write(event, incarnation, seq)
 
     def _write(self, news: News, incarnation: str = "", seq: int = 0) -> None:
-        for beat in self._brain.beats_before(news):
+        for beat in self._brain.heartbeats_before(news):
             self._record.learn(self._journal.write(beat))
         self._record.learn(self._journal.write(news, incarnation, seq))
 
-    def has(self, incarnation: str, seq: int) -> bool:
+    def has_report(self, incarnation: str, seq: int) -> bool:
         """Tell whether a reliable report was learned before: it may come again after a broken connection."""
-        return seq <= self._record.received.get(incarnation, 0)
+        return seq <= self._record.last_report.get(incarnation, 0)
 
-    def acked(self, incarnation: str) -> int:
+    def acked_seq(self, incarnation: str) -> int:
         """Return the number of the last reliable report of an agent process that is on disk."""
-        return self._safe.get(incarnation, 0)
+        return self._durable_seq.get(incarnation, 0)
 
     def decide(self) -> tuple[list[d.Decision], float]:
         """Return the decisions to carry out, already durable, and the job clock (s) at which to call again."""
@@ -92,7 +94,7 @@ class JournaledBrain:
     def sync(self) -> None:
         """Make all that was learned and decided durable."""
         self._journal.sync()
-        self._safe = dict(self._record.received)
+        self._durable_seq = dict(self._record.last_report)
         if time.monotonic() >= self._facts_due_s:
             self._write_facts()
 
@@ -107,7 +109,7 @@ class JournaledBrain:
         line."""
         began_s = time.monotonic()
         self._record.latest = self._clock.stamp()
-        self._record.keep_up(self._record.facts.heard_at)
+        self._record.keep_up(self._record.facts.last_event_at)
         with contextlib.suppress(OSError):  # the journal knows all that matters
             facts_file.write(self._job, self._record, self._journal.safe_bytes)
         ended_s = time.monotonic()

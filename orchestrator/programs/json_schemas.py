@@ -10,8 +10,8 @@ from pydantic.json_schema import GenerateJsonSchema
 from orchestrator.client.outline.outline import Outline
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import UserError
-from orchestrator.core.jobdir.status_file import PARTS, Status
-from orchestrator.core.shown import Measured
+from orchestrator.core.jobdir.status_file import FLATTENED_FIELDS, Status
+from orchestrator.core.status_types import ReportedNumber
 from orchestrator.programs import json_types
 from orchestrator.spec.load import json_schema
 
@@ -31,7 +31,7 @@ OUTPUTS: dict[str, Any] = {
 }
 
 
-_UNSAID = {"plan": ("exit_code",)}
+_OMITTED_FIELDS = {"plan": ("exit_code",)}
 """Fields of the types that a verb's JSON omits."""
 
 
@@ -40,12 +40,12 @@ class _Schemas(GenerateJsonSchema):
 
     def is_instance_schema(self, schema: Any) -> Json:
         """Return the schema of a number that may be nan or infinite, as a text."""
-        if schema["cls"] is not Measured:
+        if schema["cls"] is not ReportedNumber:
             return super().is_instance_schema(schema)
         return {"anyOf": [{"type": "number"}, {"enum": ["nan", "inf", "-inf"]}]}
 
 
-def schema_of(verb: str | None) -> Json:
+def make_schema(verb: str | None) -> Json:
     """Return the JSON Schema of a verb's JSON output; for None that of job files."""
     if verb is None:
         return json_schema()
@@ -53,18 +53,18 @@ def schema_of(verb: str | None) -> Json:
         fix = f"choose one of {', '.join(sorted(OUTPUTS))}; without a name it prints the schema of job files"
         raise UserError(f"{verb!r} has no JSON output", "orch schema", fix)
     config = ConfigDict(arbitrary_types_allowed=True) if verb == "status" else None
-    made = TypeAdapter(OUTPUTS[verb], config=config).json_schema(schema_generator=_Schemas)
+    schema = TypeAdapter(OUTPUTS[verb], config=config).json_schema(schema_generator=_Schemas)
     if verb == "status":
-        _flatten(made["$defs"])
-    for name in _UNSAID.get(verb, ()):
-        made["properties"].pop(name)
-        made["required"].remove(name)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+        _flatten(schema["$defs"])
+    for name in _OMITTED_FIELDS.get(verb, ()):
+        schema["properties"].pop(name)
+        schema["required"].remove(name)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def _flatten(types: Json) -> None:
     """Put the keys of a status's parts where its JSON has them."""
-    parts = {name: types.pop(part.__name__)["properties"] for name, part in PARTS.items()}
+    parts = {name: types.pop(part.__name__)["properties"] for name, part in FLATTENED_FIELDS.items()}
     for holder in (types["Status"], types["RankStatus"]):
         properties, holder["properties"] = holder["properties"], {}
         for key, schema in properties.items():

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from typing_extensions import NotRequired, TypedDict  # pydantic wants them before Python 3.12
 
 from orchestrator.core.jobdir.status_file import QueueStatus
-from orchestrator.core.shown import Suspicion
+from orchestrator.core.status_types import Suspicion
 
 State = Literal["QUEUED", "STARTING", "RUNNING", "RESTARTING", "STOPPING", "SUCCEEDED", "FAILED", "CANCELLED"]
 

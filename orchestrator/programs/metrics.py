@@ -17,15 +17,15 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from orchestrator.client import saves
+from orchestrator.client import job_checkpoints
 from orchestrator.client.job import Job
 from orchestrator.core.errors import OrchError
-from orchestrator.core.host import file_age, host_memory, procfs
-from orchestrator.core.host.host_memory import Note
+from orchestrator.core.host import file_age, host_health, procfs
+from orchestrator.core.host.host_health import HostHealth
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.status_file import Status
-from orchestrator.journal import facts_file, goodput, lost_journal
+from orchestrator.journal import facts_file, goodput, journal_integrity
 from orchestrator.report.overview import Holding, JobReader
 from orchestrator.views.cells import STYLES
 
@@ -43,8 +43,8 @@ class _History:
     restarts: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     ratio: float | None = None
-    save_bytes: int | None = None
-    save_wall_s: float | None = None
+    checkpoint_bytes: int | None = None
+    checkpoint_wall_s: float | None = None
 
 
 class JobMetrics(Collector):
@@ -66,9 +66,9 @@ class JobMetrics(Collector):
         """Yield the metrics. Raises ClusterError when the home cannot be read."""
         wall_s, unreadable, files_now_s = time.time(), 0, file_age.now_s(self._folder)
         self._boot = procfs.boot_id()
-        families = _Families()
+        families = _MetricFamilies()
         shown = set()
-        for job in home.jobs(self._folder):
+        for job in home.list_jobs(self._folder):
             try:
                 if _is_old(job, files_now_s):
                     continue
@@ -80,8 +80,8 @@ class JobMetrics(Collector):
             except (OrchError, OSError):
                 unreadable += 1
         self._kept = {job_id: kept for job_id, kept in self._kept.items() if job_id in shown}
-        self._reader.forget_but(shown)
-        families.add_free(host_memory.notes(self._folder).values())
+        self._reader.keep_only(shown)
+        families.add_free(host_health.read_all(self._folder).values())
         yield from families.all()
         yield GaugeMetricFamily("orch_unreadable_jobs", "Jobs whose folder could not be read.", unreadable)
 
@@ -91,20 +91,20 @@ class JobMetrics(Collector):
         except FileNotFoundError:
             if not job.slurm.exists():
                 raise
-            return status_file.unknown(Job(job).plan(), "QUEUED", "", time.time())
+            return status_file.status_from_plan(Job(job).plan(), "QUEUED", "", time.time())
 
     def _history(self, job: JobDir, status: Status) -> _History:
         try:
             at = job.journal.stat()
         except FileNotFoundError:
-            lost_journal.require_journal(job)
+            journal_integrity.require_journal(job)
             return _History()
-        mark = (at.st_mtime_ns, at.st_size)
-        before = self._kept.get(job.id)
-        if before is not None and before[0] == mark:
-            return before[1]
-        history = _read(job, status_file.seconds(status.created_at))
-        self._kept[job.id] = (mark, history)
+        version = (at.st_mtime_ns, at.st_size)
+        cached = self._kept.get(job.id)
+        if cached is not None and cached[0] == version:
+            return cached[1]
+        history = _read_history(job, status_file.parse_iso(status.created_at))
+        self._kept[job.id] = (version, history)
         return history
 
 
@@ -115,23 +115,23 @@ def _is_old(job: JobDir, now_s: float) -> bool:
     return False
 
 
-def _read(job: JobDir, created_s: float) -> _History:
+def _read_history(job: JobDir, created_s: float) -> _History:
     record = facts_file.read(job)
-    spent = goodput.of_record(record, None, created_s)
+    spent = goodput.from_record(record, None, created_s)
     causes = Counter(
         attempt.judged.verdict.kind.value if attempt.judged else "none" for attempt in record.attempts[:-1]
     )
     newest, size_bytes, written_s = record.facts.checkpoint, None, None
     if newest is not None:
         with contextlib.suppress(OrchError):
-            save = saves.known(job).get(newest.save)
+            save = job_checkpoints.load_checkpoints(job).get(newest.save)
             if save is not None:
                 size_bytes, written_s = save.size_bytes, save.written_ns / 1e9
     seconds = {kind.value: rank_s for kind, rank_s in spent.rank_seconds().items()}
     return _History(dict(causes), seconds, spent.ratio, size_bytes, written_s)
 
 
-class _Families:
+class _MetricFamilies:
     """The samples of all jobs, by metric."""
 
     def __init__(self) -> None:
@@ -144,13 +144,15 @@ class _Families:
         self._add_job(status)
         self._add_history(status.id, history)
         if status.checkpoint is not None:
-            age_s = None if history.save_wall_s is None else max(0.0, wall_s - history.save_wall_s)
-            told = (
+            age_s = (
+                None if history.checkpoint_wall_s is None else max(0.0, wall_s - history.checkpoint_wall_s)
+            )
+            gauges = (
                 ("last_step", "Step of the checkpoint that a restart resumes from.", status.checkpoint.step),
-                ("bytes", "Its size.", history.save_bytes),
+                ("bytes", "Its size.", history.checkpoint_bytes),
                 ("age_seconds", "Its age.", age_s),
             )
-            for name, what, value in told:
+            for name, what, value in gauges:
                 self._gauge(f"orch_checkpoint_{name}", what, value, job_id=status.id)
         if status.state in status_file.ENDED:
             return
@@ -161,7 +163,7 @@ class _Families:
         for one in held:
             self._gpus[one.host] += one.gpus
 
-    def add_free(self, notes: Iterable[Note]) -> None:
+    def add_free(self, notes: Iterable[HostHealth]) -> None:
         """Add the free GPUs of hosts that passed their last check."""
         for note in notes:
             if note.gpus and not note.fault:
@@ -169,8 +171,8 @@ class _Families:
 
     def _add_job(self, status: Status) -> None:
         job = status.id
-        about = {"job_id": job, "name": status.name, "backend": status.backend}
-        self._gauge("orch_job_info", "A job, with its name and backend.", 1, **about)
+        info_labels = {"job_id": job, "name": status.name, "backend": status.backend}
+        self._gauge("orch_job_info", "A job, with its name and backend.", 1, **info_labels)
         for state in STYLES:
             is_in = int(state == status.state)
             self._gauge("orch_job_state", "1 for the state that a job is in.", is_in, job_id=job, state=state)
@@ -206,7 +208,7 @@ class _Families:
         family.add_metric(list(labels.values()), value)
 
 
-def registry(folder: Path) -> CollectorRegistry:
+def make_registry(folder: Path) -> CollectorRegistry:
     """Return a registry with only the metrics of a job home."""
     made = CollectorRegistry()
     made.register(JobMetrics(folder))

@@ -8,19 +8,19 @@ from orchestrator.client.job import Job
 from orchestrator.core import codec
 from orchestrator.core.codec import Json
 from orchestrator.programs import waiting
-from orchestrator.programs.waiting import Waited
-from orchestrator.views.cells import STYLES, Cell, Line, line, short
+from orchestrator.programs.waiting import WaitResult
+from orchestrator.views.cells import STYLES, Cell, Line, line, shorten_paths
 from orchestrator.views.next_steps import commands
 from orchestrator.views.status import notice_lines
 
 
-def outcome_of(job: Job, timeout_s: float | None) -> Json:
+def wait_for_outcome(job: Job, timeout_s: float | None) -> Json:
     """Wait for a job, see `waiting.wait`, and return what `orch wait --json` prints. Raises OrchError."""
     waited = waiting.wait(job, timeout_s)
-    return outcome(waited, job.why(), job.called)
+    return outcome(waited, job.why(), job.reference)
 
 
-def outcome(waited: Waited, why: Json, called: str) -> Json:
+def outcome(waited: WaitResult, why: Json, reference: str) -> Json:
     """Return what `orch wait --json` prints. `why`: the post-mortem; `called`: the job's name in commands."""
     status, need, saved = waited.status, waited.need, why.get("checkpoint")
     verdict = _verdict(why) if status.state in ("FAILED", "CANCELLED") else None
@@ -39,7 +39,7 @@ def outcome(waited: Waited, why: Json, called: str) -> Json:
         "culprits": _culprits(waited, verdict),
         "notices": list(status.notices),
         "checkpoint": {"path": saved["path"], "step": saved["step"]} if saved else None,
-        "next": [{"label": label, "command": command} for label, command in commands(why, called)],
+        "next": [{"label": label, "command": command} for label, command in commands(why, reference)],
     }
 
 
@@ -47,22 +47,22 @@ def lines(outcome: Json) -> list[Line]:
     """Return the outcome as lines of text."""
     state, folder = outcome["state"], outcome["dir"]
     step = f"  step {outcome['step']:,}" if outcome["step"] is not None else ""
-    said = [line(Cell(outcome["id"], "bold"), "  ", Cell(state, STYLES.get(state, "")), step)]
+    shown = [line(Cell(outcome["id"], "bold"), "  ", Cell(state, STYLES.get(state, "")), step)]
     if need := outcome["needs"]:
-        said.append(line("needs you   ", Cell(short(need["what"], folder), "yellow")))
-        said += [line(f"            fix: {need['fix']}")] if need["fix"] else []
+        shown.append(line("needs you   ", Cell(shorten_paths(need["what"], folder), "yellow")))
+        shown += [line(f"            fix: {need['fix']}")] if need["fix"] else []
     elif not outcome["ended"]:
-        said.append(line("            still running: the wait timed out"))
+        shown.append(line("            still running: the wait timed out"))
     elif outcome["verdict"]:
-        said.append(line(Cell(short(outcome["verdict"]["head"], folder), "red")))
+        shown.append(line(Cell(shorten_paths(outcome["verdict"]["head"], folder), "red")))
     elif outcome["reason"]:
-        said.append(line(short(outcome["reason"], folder)))
-    said += [one for notice in outcome["notices"] for one in notice_lines(notice, folder)]
+        shown.append(line(shorten_paths(outcome["reason"], folder)))
+    shown += [one for notice in outcome["notices"] for one in notice_lines(notice, folder)]
     if saved := outcome["checkpoint"]:
         step = f"step {saved['step']:,}, " if saved["step"] is not None else ""
-        said.append(line(f"checkpoint  {step}{short(saved['path'], folder)}"))
+        shown.append(line(f"checkpoint  {step}{shorten_paths(saved['path'], folder)}"))
     return [
-        *said,
+        *shown,
         *(line(f"  {step['label']:<8}", Cell(step["command"], "cyan")) for step in outcome["next"]),
     ]
 
@@ -77,14 +77,14 @@ def _verdict(why: Json) -> Json | None:
     return {**{key: verdict[key] for key in keys}, "cause": cause, "places": places}
 
 
-def _culprits(waited: Waited, verdict: Json | None) -> list[Json]:
+def _culprits(waited: WaitResult, verdict: Json | None) -> list[Json]:
     """Return the ranks at fault, each with its host and the source line where it failed or is stuck."""
-    status, seen = waited.status, waited.status.suspected
+    status, suspected = waited.status, waited.status.suspected
     if verdict is not None:
         ranks: Sequence[int] = verdict["ranks"]
         node, frame = verdict["node"], verdict["frame"] or {}
-    elif waited.need is not None and seen is not None:
-        ranks, node, frame = seen.ranks, seen.node, codec.pack(seen.frame) or {}
+    elif waited.need is not None and suspected is not None:
+        ranks, node, frame = suspected.ranks, suspected.node, codec.pack(suspected.frame) or {}
     else:
         return []
     hosts = {one.name: one.host for one in status.nodes}

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from orchestrator.client.job import Job
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.status_file import Status
-from orchestrator.core.shown import Follows
-from orchestrator.views.status import outdated
+from orchestrator.core.status_types import NextAction
+from orchestrator.views.status import outdated_text
 
 POLL_S = 0.5
 
-STANDS_S = 30.0
+HANG_S = 30.0
 """A hang needs a person after this long without progress: shorter ones often end by themselves."""
 
 SOON_S = 60.0
 """A hang that orch ends within this time needs no person."""
 
-UNHEARD_S = 300.0
+SUPERVISOR_SILENT_S = 300.0
 """A supervisor needs a person after this long without an update. A wait restarts one that died on this machine; one on
 another machine is restarted by any verb there."""
 
@@ -44,7 +44,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Waited:
+class WaitResult:
     """The status with which a wait ended: the job has ended, needs a person, or neither within the time limit."""
 
     status: Status
@@ -56,23 +56,23 @@ class Waited:
         return self.status.state in status_file.ENDED
 
 
-def wait(job: Job, timeout_s: float | None = None) -> Waited:
+def wait(job: Job, timeout_s: float | None = None) -> WaitResult:
     """Wait until a job has ended or needs a person, at most `timeout_s`. Raises UserError for a copy of a job's folder,
     and ClusterError when the job's supervisor cannot be started."""
     home.require_original(job.folder)
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
-        now = job.source.settled_status()
-        waited = Waited(now, need(now))
-        if waited.has_ended or waited.need is not None:
-            return waited
+        current = job.source.settled_status()
+        result = WaitResult(current, find_need(current))
+        if result.has_ended or result.need is not None:
+            return result
         left_s = POLL_S if deadline_s is None else deadline_s - time.monotonic()
         if left_s <= 0:
-            return waited
+            return result
         time.sleep(min(POLL_S, left_s))
 
 
-def need(status: Status) -> Need | None:
+def find_need(status: Status) -> Need | None:
     """Return what a running job needs a person for; None if it continues, or ends, by itself."""
     if status.state in status_file.ENDED:
         return None
@@ -81,12 +81,12 @@ def need(status: Status) -> Need | None:
         return Need(NeedKind.DISK, what, "free some space there: the job then continues by itself")
     if status.state == "QUEUED" and status.queue is not None:
         return Need(NeedKind.QUEUE, status.queue.said, status.queue.fix) if status.queue.is_stuck else None
-    if status.backend != "slurm" and (status.written_s or 0.0) > UNHEARD_S:
-        return Need(NeedKind.SUPERVISOR, outdated(status))
-    seen = status.suspected
-    if seen is None or not seen.ranks or seen.for_s < STANDS_S:
+    if status.backend != "slurm" and (status.written_s or 0.0) > SUPERVISOR_SILENT_S:
+        return Need(NeedKind.SUPERVISOR, outdated_text(status))
+    suspected = status.suspected
+    if suspected is None or not suspected.ranks or suspected.for_s < HANG_S:
         return None
-    is_left = seen.follows is Follows.NOTHING or (
-        seen.follows is Follows.ENDS and (seen.in_s or 0.0) > SOON_S
+    needs_person = suspected.follows is NextAction.NOTHING or (
+        suspected.follows is NextAction.ENDS and (suspected.in_s or 0.0) > SOON_S
     )
-    return Need(NeedKind.HANG, seen.what) if is_left else None
+    return Need(NeedKind.HANG, suspected.what) if needs_person else None

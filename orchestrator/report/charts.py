@@ -19,9 +19,9 @@ from typing import TypeAlias
 
 from markupsafe import Markup
 
-from orchestrator.core.jobdir.series import RankSample, Sample
+from orchestrator.core.jobdir.series import Measurement, RankMeasurement
 from orchestrator.core.jobdir.status_file import iso
-from orchestrator.core.text import named
+from orchestrator.core.text import ranks_label
 from orchestrator.views.cells import duration, size
 
 WIDTH, HEIGHT = 1000.0, 100.0
@@ -104,7 +104,7 @@ class Quantity:
     """A quantity that a chart shows. `is_from_zero`: the axis starts at zero."""
 
     title: str
-    of: Callable[[RankSample], float | None]
+    read: Callable[[RankMeasurement], float | None]
     text: Callable[[float], str]
     is_from_zero: bool = True
 
@@ -135,52 +135,59 @@ USAGE = (
 )  # fmt: skip
 
 
-def charts(samples: Sequence[Sample], quantities: Sequence[Quantity], scale: TimeScale) -> list[Chart]:
+def charts(samples: Sequence[Measurement], quantities: Sequence[Quantity], scale: TimeScale) -> list[Chart]:
     """Return a chart of each quantity that was measured."""
     return [chart for quantity in quantities if (chart := _chart(samples, quantity, scale)) is not None]
 
 
-def _chart(samples: Sequence[Sample], quantity: Quantity, scale: TimeScale) -> Chart | None:
-    known, unlike = _by_rank(samples, quantity)
-    if not known:
+def _chart(samples: Sequence[Measurement], quantity: Quantity, scale: TimeScale) -> Chart | None:
+    points_by_rank, nonfinite_ranks = _points_by_rank(samples, quantity)
+    if not points_by_rank:
         return None
-    low = min(min(map(_value, points)) for points in known.values())
-    high = max(max(map(_value, points)) for points in known.values())
+    low = min(min(map(_value, points)) for points in points_by_rank.values())
+    high = max(max(map(_value, points)) for points in points_by_rank.values())
     axis = _axis(0.0 if quantity.is_from_zero else low, high)
-    y = _Height(axis[0], axis[-1])
-    ticks = tuple(Tick(y.of(value), quantity.text(value)) for value in axis)
-    draw = _Pen(scale, y, _breaks(samples))
-    words = f"{quantity.title} of {named(tuple(known))}, from {quantity.text(low)} to {quantity.text(high)}"
-    if unlike:
-        words += f"; not finite on {named(unlike)}"
-    if len(known) <= LINES_MAX:
-        curves = [_curve(draw, f"rank {rank}", known[rank], number) for number, rank in enumerate(known)]
-        return Chart(quantity.title, tuple(curves), Markup(""), ticks, words)
-    middle, lowest, highest = _spread(known)
-    outliers = _outliers(known, middle)
-    curves = [_curve(draw, "middle rank", middle, 0)]
-    curves += [_curve(draw, f"rank {rank}", known[rank], number) for number, rank in enumerate(outliers, 1)]
-    return Chart(quantity.title, tuple(curves), draw.band(lowest, highest), ticks, words)
+    value_axis = _ValueAxis(axis[0], axis[-1])
+    ticks = tuple(Tick(value_axis.y(value), quantity.text(value)) for value in axis)
+    pen = _Pen(scale, value_axis, _breaks(samples))
+    summary = f"{quantity.title} of {ranks_label(tuple(points_by_rank))}, from {quantity.text(low)} to {quantity.text(high)}"
+    if nonfinite_ranks:
+        summary += f"; not finite on {ranks_label(nonfinite_ranks)}"
+    if len(points_by_rank) <= LINES_MAX:
+        curves = [
+            _curve(pen, f"rank {rank}", points_by_rank[rank], number)
+            for number, rank in enumerate(points_by_rank)
+        ]
+        return Chart(quantity.title, tuple(curves), Markup(""), ticks, summary)
+    middle, lowest, highest = _spread(points_by_rank)
+    outliers = _outliers(points_by_rank, middle)
+    curves = [_curve(pen, "middle rank", middle, 0)]
+    curves += [
+        _curve(pen, f"rank {rank}", points_by_rank[rank], number) for number, rank in enumerate(outliers, 1)
+    ]
+    return Chart(quantity.title, tuple(curves), pen.band(lowest, highest), ticks, summary)
 
 
-def _by_rank(samples: Sequence[Sample], quantity: Quantity) -> tuple[dict[int, Points], list[int]]:
+def _points_by_rank(
+    samples: Sequence[Measurement], quantity: Quantity
+) -> tuple[dict[int, Points], list[int]]:
     """Return the finite values of each rank, and the ranks that have non-finite ones."""
-    found: dict[int, Points] = {}
-    unlike: set[int] = set()
-    of = quantity.of
+    points_by_rank: dict[int, Points] = {}
+    nonfinite_ranks: set[int] = set()
+    read = quantity.read
     for sample in samples:
         wall_s = sample.wall_s
         for rank in sample.ranks:
-            if (value := of(rank)) is None:
+            if (value := read(rank)) is None:
                 continue
             if math.isfinite(value):
-                found.setdefault(rank.rank, []).append((wall_s, value))
+                points_by_rank.setdefault(rank.rank, []).append((wall_s, value))
             else:
-                unlike.add(rank.rank)
-    return dict(sorted(found.items())), sorted(unlike)
+                nonfinite_ranks.add(rank.rank)
+    return dict(sorted(points_by_rank.items())), sorted(nonfinite_ranks)
 
 
-def _breaks(samples: Sequence[Sample]) -> list[float]:
+def _breaks(samples: Sequence[Measurement]) -> list[float]:
     """Return when each attempt but the first was first sampled."""
     firsts: dict[int, float] = {}
     for sample in samples:
@@ -188,13 +195,13 @@ def _breaks(samples: Sequence[Sample]) -> list[float]:
     return list(firsts.values())[1:]
 
 
-def _spread(known: Mapping[int, Points]) -> tuple[Points, Points, Points]:
+def _spread(points_by_rank: Mapping[int, Points]) -> tuple[Points, Points, Points]:
     """Return the middle rank, the lowest and the highest over time."""
-    at_once: dict[float, list[float]] = {}
-    for points in known.values():
+    values_by_time: dict[float, list[float]] = {}
+    for points in points_by_rank.values():
         for wall_s, value in points:
-            at_once.setdefault(wall_s, []).append(value)
-    ordered = [(wall_s, sorted(values)) for wall_s, values in sorted(at_once.items())]
+            values_by_time.setdefault(wall_s, []).append(value)
+    ordered = [(wall_s, sorted(values)) for wall_s, values in sorted(values_by_time.items())]
     return (
         [(wall_s, values[(len(values) - 1) // 2]) for wall_s, values in ordered],
         [(wall_s, values[0]) for wall_s, values in ordered],
@@ -202,14 +209,14 @@ def _spread(known: Mapping[int, Points]) -> tuple[Points, Points, Points]:
     )
 
 
-def _outliers(known: Mapping[int, Points], middle: Points) -> list[int]:
+def _outliers(points_by_rank: Mapping[int, Points], middle: Points) -> list[int]:
     """Return the ranks that are farthest from the middle one, on average over time."""
     usual = _mean(middle)
     far = []
-    for rank, points in known.items():
-        off = abs(_mean(points) - usual)
-        if off > OUTLIER_SHARE * abs(usual):
-            far.append((off, rank))
+    for rank, points in points_by_rank.items():
+        distance = abs(_mean(points) - usual)
+        if distance > OUTLIER_SHARE * abs(usual):
+            far.append((distance, rank))
     return [rank for _, rank in sorted(far, reverse=True)[:OUTLIERS_MAX]]
 
 
@@ -227,11 +234,11 @@ def _axis(low: float, high: float) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Height:
+class _ValueAxis:
     low: float
     high: float
 
-    def of(self, value: float) -> float:
+    def y(self, value: float) -> float:
         """Return the y position of a value, from 0 at the top to `HEIGHT`."""
         return round(HEIGHT * (1 - (value - self.low) / (self.high - self.low)), 2)
 
@@ -241,13 +248,13 @@ class _Pen:
     """Drawing of lines and bands at the scales of a chart."""
 
     scale: TimeScale
-    height: _Height
+    height: _ValueAxis
     breaks: Sequence[float]
 
     def line(self, points: Points) -> Markup:
         parts = []
         for piece in self._pieces(points):
-            texts = [f"{self.scale.x(at)} {self.height.of(value)}" for at, value in piece]
+            texts = [f"{self.scale.x(at)} {self.height.y(value)}" for at, value in piece]
             parts.append("M" + "L".join([*texts, *(texts if len(texts) == 1 else [])]))
         return Markup("".join(parts))
 
@@ -256,7 +263,7 @@ class _Pen:
         for below, above in zip(self._pieces(lowest), self._pieces(highest), strict=True):
             around = [*above, *reversed(below)]
             parts.append(
-                "M" + "L".join(f"{self.scale.x(at)} {self.height.of(value)}" for at, value in around) + "Z"
+                "M" + "L".join(f"{self.scale.x(at)} {self.height.y(value)}" for at, value in around) + "Z"
             )
         return Markup("".join(parts))
 
@@ -266,14 +273,14 @@ class _Pen:
         for point in points:
             pieces[bisect.bisect(self.breaks, point[0])].append(point)
         whole = max(1, sum(map(len, pieces)))
-        yield from (thinned(piece, POINTS_MAX * len(piece) // whole) for piece in pieces if piece)
+        yield from (thin(piece, POINTS_MAX * len(piece) // whole) for piece in pieces if piece)
 
 
 def _curve(pen: _Pen, name: str, points: Points, colour: int) -> Curve:
     return Curve(name, pen.line(points), colour)
 
 
-def thinned(points: Points, points_max: int) -> Points:
+def thin(points: Points, points_max: int) -> Points:
     """Return at most `points_max` points, at least two: of each stretch the lowest and the highest."""
     if len(points) <= max(2, points_max):
         return points

@@ -13,12 +13,12 @@ from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import ENDED, Status
-from orchestrator.core.text import counted, named, ranks_text
+from orchestrator.core.text import format_count, ranks_label, ranks_text
 
 JOBS_MAX = 200
 """How many jobs are shown, the newest first; of those that have not ended, all."""
 
-KEPT_S = 2.0
+CACHE_S = 2.0
 """How long an overview is cached: files are read once in that time, for any number of readers."""
 
 
@@ -53,7 +53,7 @@ class JobReader:
             self._ended[folder.id] = self._read(folder)
         return self._ended[folder.id]
 
-    def forget_but(self, shown: Container[str]) -> None:
+    def keep_only(self, shown: Container[str]) -> None:
         """Drop the ended jobs that are not among these ids from the cache."""
         self._ended = {job_id: status for job_id, status in self._ended.items() if job_id in shown}
 
@@ -64,18 +64,18 @@ class JobReader:
         if folder.id not in self._plans:
             self._plans[folder.id] = Job(folder).plan()
         plan = self._plans[folder.id]
-        of_node = {node.name: node.gpus for node in plan.nodes}
-        held = []
+        gpus_by_node = {node.name: node.gpus for node in plan.nodes}
+        holdings = []
         for node in status.nodes:
             if not node.ranks and node.role != "spare":
                 continue
-            gpus, on = of_node.get(node.name, ()), ""
+            gpus, on = gpus_by_node.get(node.name, ()), ""
             count = len(gpus) if plan.pool is None else plan.pool.gpus_each
             if count:
-                on = f", GPUs {ranks_text(gpus)}" if gpus else f", {counted(count, 'GPU')}"
-            what = f"{named(node.ranks)}{on}" if node.ranks else f"spare{on}"
-            held.append(Holding(node.host or node.name, folder.id, count, what, node.state, node.note))
-        return held
+                on = f", GPUs {ranks_text(gpus)}" if gpus else f", {format_count(count, 'GPU')}"
+            what = f"{ranks_label(node.ranks)}{on}" if node.ranks else f"spare{on}"
+            holdings.append(Holding(node.host or node.name, folder.id, count, what, node.state, node.note))
+        return holdings
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Overview:
     faults: tuple[str, ...]
 
 
-class Overlook:
+class OverviewReader:
     """Cached reader of a job home: requests within `KEPT_S` share one read."""
 
     def __init__(self, place: Path) -> None:
@@ -97,15 +97,15 @@ class Overlook:
         self._last: Overview | None = None
         self._last_s = 0.0
 
-    def now(self) -> Overview:
+    def current(self) -> Overview:
         """Return the overview. Raises ClusterError when the home cannot be read."""
-        if self._last is None or time.monotonic() > self._last_s + KEPT_S:
+        if self._last is None or time.monotonic() > self._last_s + CACHE_S:
             self._last, self._last_s = self._read(), time.monotonic()
         return self._last
 
     def _read(self) -> Overview:
-        folders = home.jobs(self._place)[::-1]
-        going = {folder.id for folder in home.unended(self._place)}
+        folders = home.list_jobs(self._place)[::-1]
+        going = {folder.id for folder in home.unfinished_jobs(self._place)}
         statuses, holdings, faults = [], [], []
         for number, folder in enumerate(folders):
             if number >= JOBS_MAX and folder.id not in going:
@@ -116,8 +116,8 @@ class Overlook:
                 holdings += self._reader.holdings(folder, status)
             except (OrchError, OSError) as err:
                 faults.append(str(err))
-        return Overview(tuple(statuses), tuple(sorted(holdings, key=_place)), tuple(faults))
+        return Overview(tuple(statuses), tuple(sorted(holdings, key=_sort_key)), tuple(faults))
 
 
-def _place(one: Holding) -> tuple[str, str, str]:
+def _sort_key(one: Holding) -> tuple[str, str, str]:
     return one.host, one.job_id, one.what

@@ -15,12 +15,12 @@ from markupsafe import Markup
 
 from orchestrator.client.job import Job
 from orchestrator.core.codec import Json
-from orchestrator.core.invisible_characters import harmless
-from orchestrator.core.jobdir.status_file import iso, seconds
+from orchestrator.core.invisible_characters import escape_harmful
+from orchestrator.core.jobdir.status_file import iso, parse_iso
 from orchestrator.core.mask import Mask
 from orchestrator.core.version import VERSION
-from orchestrator.report import charts, material, timeline
-from orchestrator.report.material import Material
+from orchestrator.report import charts, page_data, timeline
+from orchestrator.report.page_data import PageData
 from orchestrator.views import cells, next_steps, post_mortem
 from orchestrator.views.status import headline
 
@@ -28,7 +28,7 @@ TEMPLATES = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TimeShare:
     """A share of the ranks' time: its kind, percent, and duration as text."""
 
     kind: str
@@ -39,45 +39,45 @@ class Share:
 def page(job: Job, root: str = "") -> str:
     """Return the page of a job as it is now. `root`: the server's address of the overview page; empty for a file.
     Raises OrchError when its plan, status or journal is damaged."""
-    return render(material.gather(job), root)
+    return render(page_data.load_page_data(job), root)
 
 
-def render(seen: Material, root: str = "") -> str:
+def render(data: PageData, root: str = "") -> str:
     """Render the page from the data of a job."""
-    return environment(seen.mask, seen.why["dir"]).get_template("page.html.j2").render(
+    return environment(data.mask, data.why["dir"]).get_template("page.html.j2").render(
         root=root,
-        job=seen.plan,
-        material=seen,
-        status=seen.status,
-        why=seen.why,
+        job=data.plan,
+        material=data,
+        status=data.status,
+        why=data.why,
         version=VERSION,
         written=iso(time.time()),
-        headline=headline(seen.status),
-        happened=happened(seen.why),
-        next_steps=[line for line in next_steps.next_steps(seen.why, seen.called) if line],
-        shares=shares(seen.why),
-        timeline=_timeline(seen),
+        headline=headline(data.status),
+        happened=summarize_failure(data.why),
+        next_steps=[line for line in next_steps.next_steps(data.why, data.reference) if line],
+        shares=shares(data.why),
+        timeline=_timeline(data),
         row_px=timeline.ROW_PX,
-        time_ticks=seen.scale.ticks,
-        training=charts.charts(seen.samples, charts.TRAINING, seen.scale),
-        usage=charts.charts(seen.samples, charts.USAGE, seen.scale),
-        verdicts=list(_verdicts(seen)),
+        time_ticks=data.scale.ticks,
+        training=charts.charts(data.samples, charts.TRAINING, data.scale),
+        usage=charts.charts(data.samples, charts.USAGE, data.scale),
+        verdicts=list(_verdict_ticks(data)),
     )  # fmt: skip
 
 
-def _timeline(seen: Material) -> timeline.Timeline | None:
-    if not seen.record.attempts:
+def _timeline(data: PageData) -> timeline.Timeline | None:
+    if not data.record.attempts:
         return None
-    suspicion, suspected = seen.status.suspected, None
+    suspicion, suspected = data.status.suspected, None
     if suspicion is not None:
-        since_s = seconds(seen.status.written_at) - suspicion.for_s
+        since_s = parse_iso(data.status.written_at) - suspicion.for_s
         suspected = timeline.Suspected(suspicion.ranks, since_s)
     return timeline.timeline(
-        seen.record.attempts,
-        seen.news,
-        seen.plan.world_size,
-        seen.scale,
-        goes_on=seen.goes_on,
+        data.record.attempts,
+        data.news,
+        data.plan.world_size,
+        data.scale,
+        is_running=data.is_running,
         suspected=suspected,
     )
 
@@ -89,27 +89,29 @@ def environment(mask: Mask, folder: str) -> jinja2.Environment:
     def shown(value: object) -> object:
         """Return what a template prints; numbers and markup stay as they are."""
         return (
-            harmless(mask.apply(value)) if isinstance(value, str) and not isinstance(value, Markup) else value
+            escape_harmful(mask.apply(value))
+            if isinstance(value, str) and not isinstance(value, Markup)
+            else value
         )
 
-    found = jinja2.Environment(
+    jinja_env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, autoescape=True, finalize=shown,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    found.filters |= {
+    jinja_env.filters |= {
         "duration": cells.duration,
         "size": cells.size,
-        "short": lambda text: cells.short(text, folder),
+        "short": lambda text: cells.shorten_paths(text, folder),
         "source": post_mortem.source,
     }
-    return found
+    return jinja_env
 
 
-def happened(why: Json) -> str:
+def summarize_failure(why: Json) -> str:
     """Return one sentence: the failure that ended the job, or the last one that it survived."""
     judged = [attempt for attempt in why["attempts"] if attempt["verdict"]]
     if why.get("suspicion"):
-        return str(cells.short(why["suspicion"], why["dir"]))
+        return str(cells.shorten_paths(why["suspicion"], why["dir"]))
     if not judged:
         return str(why["reason"])
     last = judged[-1]
@@ -117,25 +119,25 @@ def happened(why: Json) -> str:
     at = f" at step {verdict['step']:,}" if verdict["step"] is not None else ""
     failure = f"{verdict['kind']}{at} in attempt {last['attempt']}: {verdict['culprit'] or verdict['head']}"
     if why["state"] == "FAILED":
-        return str(cells.short(failure if last is why["attempts"][-1] else why["reason"], why["dir"]))
+        return str(cells.shorten_paths(failure if last is why["attempts"][-1] else why["reason"], why["dir"]))
     times = f" after {len(judged)} failures" if len(judged) > 1 else ""
-    course = {"SUCCEEDED": "succeeded", "CANCELLED": "cancelled"}.get(why["state"], "running again")
-    return str(cells.short(f"{course}{times}; the last failure was a {failure}", why["dir"]))
+    outcome = {"SUCCEEDED": "succeeded", "CANCELLED": "cancelled"}.get(why["state"], "running again")
+    return str(cells.shorten_paths(f"{outcome}{times}; the last failure was a {failure}", why["dir"]))
 
 
-def shares(why: Json) -> list[Share]:
+def shares(why: Json) -> list[TimeShare]:
     """Return the ranks' time by kind; empty where it is not known."""
     spent: dict[str, float] = (why.get("goodput") or {}).get("rank_seconds", {})
     whole_s = sum(spent.values())
     return [
-        Share(kind, round(100 * rank_s / whole_s, 2), cells.duration(rank_s))
+        TimeShare(kind, round(100 * rank_s / whole_s, 2), cells.duration(rank_s))
         for kind, rank_s in spent.items()
         if rank_s > 0
     ]
 
 
-def _verdicts(seen: Material) -> Iterator[charts.Tick]:
+def _verdict_ticks(data: PageData) -> Iterator[charts.Tick]:
     """Yield the position of each verdict on the time axis."""
-    for attempt in seen.record.attempts:
+    for attempt in data.record.attempts:
         if (judged := attempt.judged) is not None:
-            yield charts.Tick(seen.scale.x(attempt.wall_s(judged.at)), judged.verdict.kind.value)
+            yield charts.Tick(data.scale.x(attempt.wall_s(judged.at)), judged.verdict.kind.value)

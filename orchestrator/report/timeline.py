@@ -19,7 +19,7 @@ from markupsafe import Markup
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
-from orchestrator.core.checkpoints.save import SaveState
+from orchestrator.core.checkpoints.checkpoint import CheckpointState
 from orchestrator.core.wire.reports import Exited
 from orchestrator.journal.job_record import AttemptHistory
 from orchestrator.report.charts import Tick, TimeScale
@@ -77,7 +77,7 @@ class Suspected:
 
 
 @dataclass(frozen=True, slots=True)
-class _Course:
+class _AttemptTimes:
     """The times of an attempt so far, in seconds since 1970."""
 
     history: AttemptHistory
@@ -119,75 +119,81 @@ def timeline(
     world_size: int,
     scale: TimeScale,
     *,
-    goes_on: bool,
+    is_running: bool,
     suspected: Suspected | None = None,
 ) -> Timeline:
     """Return the timeline of a job's attempts. `news`: its entries on checkpoints, suspicions and exits."""
-    courses = [_Course(one, one.ended_wall_s or one.began_wall_s) for one in attempts]
-    if courses and goes_on:
-        courses[-1] = _Course(attempts[-1], scale.end_s, suspected)
-    ranks = _shown(courses, world_size)
+    attempt_times = [_AttemptTimes(one, one.ended_wall_s or one.began_wall_s) for one in attempts]
+    if attempt_times and is_running:
+        attempt_times[-1] = _AttemptTimes(attempts[-1], scale.end_s, suspected)
+    ranks = _ranks_shown(attempt_times, world_size)
     rows = {rank: number for number, rank in enumerate(ranks, 1)}
     stretches: dict[Stretch, list[str]] = {kind: [] for kind in Stretch}
     marks: dict[Mark, list[str]] = {kind: [] for kind in Mark}
-    for course in courses:
+    for times in attempt_times:
         for rank in ranks:
-            _lay(course, rank, rows[rank], scale, stretches)
-        if course.verdict is not None and course.history.judged is not None:
-            at_s = course.history.wall_s(course.history.judged.at)
+            _draw_row(times, rank, rows[rank], scale, stretches)
+        if times.verdict is not None and times.history.judged is not None:
+            at_s = times.history.wall_s(times.history.judged.at)
             marks[Mark.CULPRIT] += [
-                _dot(scale, at_s, rows[rank]) for rank in course.verdict.ranks if rank in rows
+                _dot(scale, at_s, rows[rank]) for rank in times.verdict.ranks if rank in rows
             ]
-    for kind, at, row in _events(news, rows):
-        if (holder := _during(courses, at)) is not None:
-            marks[kind].append(_dot(scale, holder.history.wall_s(at), row))
+    for kind, at, row in _find_marks(news, rows):
+        if (attempt_at_time := _attempt_at(attempt_times, at)) is not None:
+            marks[kind].append(_dot(scale, attempt_at_time.history.wall_s(at), row))
     return Timeline(
         ("checkpoints", *(f"rank {rank}" for rank in ranks)),
         {kind: Markup("".join(parts)) for kind, parts in stretches.items() if parts},
         {kind: Markup("".join(parts[-MARKS_MAX:])) for kind, parts in marks.items() if parts},
-        tuple(Tick(scale.x(one.history.began_wall_s) / 10, str(one.number)) for one in courses),
+        tuple(Tick(scale.x(one.history.began_wall_s) / 10, str(one.number)) for one in attempt_times),
         world_size - len(ranks),
     )  # fmt: skip
 
 
-def _shown(courses: Sequence[_Course], world_size: int) -> list[int]:
+def _ranks_shown(attempt_times: Sequence[_AttemptTimes], world_size: int) -> list[int]:
     """Return the ranks that have a row."""
-    at_fault = [rank for one in courses if one.verdict for rank in one.verdict.ranks if rank < world_size]
+    at_fault = [
+        rank for one in attempt_times if one.verdict for rank in one.verdict.ranks if rank < world_size
+    ]
     first = dict.fromkeys([*at_fault, *range(min(world_size, RANKS_MAX))])
     return sorted(list(first)[:RANKS_MAX])
 
 
-def _lay(course: _Course, rank: int, row: int, scale: TimeScale, into: Mapping[Stretch, list[str]]) -> None:
-    begin = scale.x(course.history.began_wall_s)
+def _draw_row(
+    times: _AttemptTimes, rank: int, row: int, scale: TimeScale, paths: Mapping[Stretch, list[str]]
+) -> None:
+    begin = scale.x(times.history.began_wall_s)
     top = row * ROW_PX + (ROW_PX - BAR_PX) // 2
-    for kind, end_s in course.stretches(rank):
+    for kind, end_s in times.stretches(rank):
         end = scale.x(end_s)
         if end > begin:
-            into[kind].append(f"M{begin} {top}H{end}v{BAR_PX}H{begin}Z")
+            paths[kind].append(f"M{begin} {top}H{end}v{BAR_PX}H{begin}Z")
             begin = end
 
 
-def _events(news: Iterable[News], rows: Mapping[int, int]) -> Iterator[tuple[Mark, float, int]]:
+def _find_marks(news: Iterable[News], rows: Mapping[int, int]) -> Iterator[tuple[Mark, float, int]]:
     """Yield marks with their time (job clock) and row."""
     saves: set[int] = set()
     for one in news:
         match one:
-            case e.SaveChanged() if one.save.state is SaveState.WHOLE and one.save.number not in saves:
+            case e.CheckpointChanged() if (
+                one.save.state is CheckpointState.WHOLE and one.save.number not in saves
+            ):
                 saves.add(one.save.number)
                 yield Mark.CHECKPOINT, one.at, 0
             case e.FromNode(report=Exited(ordered=False, rank=rank, code=code)) if rank in rows and code != 0:
                 yield Mark.EXIT, one.at, rows[rank]
-            case d.Notice(topic=d.Topic.HANG | d.Topic.DESYNC, verdict=d.Verdict() as verdict):
+            case d.Notice(topic=d.NoticeTopic.HANG | d.NoticeTopic.DESYNC, verdict=d.Verdict() as verdict):
                 yield from ((Mark.SUSPICION, one.at, rows[rank]) for rank in verdict.ranks if rank in rows)
-            case d.Notice(topic=d.Topic.SUSPECT, withdrawn=False):
+            case d.Notice(topic=d.NoticeTopic.SUSPECT, withdrawn=False):
                 yield Mark.SUSPICION, one.at, 0
             case _:
                 pass
 
 
-def _during(courses: Sequence[_Course], at: float) -> _Course | None:
+def _attempt_at(attempt_times: Sequence[_AttemptTimes], at: float) -> _AttemptTimes | None:
     """Return the attempt at a time (job clock)."""
-    return next((one for one in reversed(courses) if one.history.begun.at <= at), None)
+    return next((one for one in reversed(attempt_times) if one.history.begun.at <= at), None)
 
 
 def _dot(scale: TimeScale, wall_s: float, row: int) -> str:

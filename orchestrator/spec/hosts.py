@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import Fault
-from orchestrator.spec.value_types import GPUS_EACH_MAX
-from orchestrator.spec.yaml_document import did_you_mean, escaped, missing_file, path_in, shown
+from orchestrator.spec.value_types import GPUS_PER_NODE_MAX
+from orchestrator.spec.yaml_document import did_you_mean, escape, find_file_fault, quote_value, resolve_path
 
 if TYPE_CHECKING:
     from orchestrator.spec.sections import Ssh
@@ -36,7 +36,7 @@ _KEYS = ("gpus", "slots", "address", "labels")
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostSpec:
     """A host that may be used. A property that the user has not given is None or empty; `where` is the place that names it."""
 
     name: str
@@ -47,21 +47,26 @@ class Host:
     where: str = ""
 
 
-def listed(ssh: Ssh, folder: Path, where: Callable[[str], str]) -> tuple[tuple[Host, ...], list[Fault]]:
+def list_hosts(
+    ssh: Ssh, folder: Path, where: Callable[[str], str]
+) -> tuple[tuple[HostSpec, ...], list[Fault]]:
     """Return the hosts of a job file in `folder`, and their faults; `where` returns the place of a field.
 
     Hosts that lack one of `ssh.labels` are left out.
     """
     faults: list[Fault] = []
-    known: dict[str, Host] = {}
+    known: dict[str, HostSpec] = {}
     if ssh.hosts_file is not None:
-        path = path_in(folder, ssh.hosts_file)
-        if missing := missing_file(path):
+        path = resolve_path(folder, ssh.hosts_file)
+        if missing := find_file_fault(path):
             return (), [Fault(where("ssh.hosts_file"), missing)]
         known, faults = read_file(path)
     chosen = known
     if ssh.hosts:
-        chosen = {name: known.get(name, Host(name)) for name in _named(ssh.hosts, where("ssh.hosts"), faults)}
+        chosen = {
+            name: known.get(name, HostSpec(name))
+            for name in _expand_texts(ssh.hosts, where("ssh.hosts"), faults)
+        }
         strangers = [name for name in chosen if name not in known] if ssh.hosts_file is not None else []
         if strangers and not faults:
             hint = did_you_mean(strangers[0], known)
@@ -74,22 +79,22 @@ def listed(ssh: Ssh, folder: Path, where: Callable[[str], str]) -> tuple[tuple[H
     return fit, faults
 
 
-def _named(texts: Sequence[str], where: str, faults: list[Fault]) -> list[str]:
+def _expand_texts(texts: Sequence[str], where: str, faults: list[Fault]) -> list[str]:
     names: dict[str, None] = {}
     for text in texts:
         try:
-            names |= dict.fromkeys(expand(text))
+            names |= dict.fromkeys(expand_range(text))
             if len(names) > HOSTS_MAX:
                 faults.append(
                     Fault(where, f"names more than {HOSTS_MAX} hosts, the most that a job may have")
                 )
                 break
         except ValueError as err:
-            faults.append(Fault(where, f"{shown(text)} {err}"))
+            faults.append(Fault(where, f"{quote_value(text)} {err}"))
     return list(names)
 
 
-def expand(text: str) -> list[str]:
+def expand_range(text: str) -> list[str]:
     """Return the names in a text like `gpu[01-08].lab`. Raises ValueError with the end of a sentence."""
     names = [text]
     if "[" in text or "]" in text:
@@ -122,9 +127,9 @@ def _count(text: str) -> int:
     return count
 
 
-def read_file(path: Path) -> tuple[dict[str, Host], list[Fault]]:
+def read_file(path: Path) -> tuple[dict[str, HostSpec], list[Fault]]:
     """Return the hosts of a file by name, and a fault for each wrong line."""
-    shown_path, faults = escaped(str(path), PATH_CHARS_MAX), list[Fault]()
+    shown_path, faults = escape(str(path), PATH_CHARS_MAX), list[Fault]()
     try:
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)
@@ -136,7 +141,7 @@ def read_file(path: Path) -> tuple[dict[str, Host], list[Fault]]:
         return {}, [
             Fault(shown_path, f"is larger than {FILE_BYTES_MAX >> 20} MiB; write ranges such as gpu[01-08]")
         ]
-    known: dict[str, Host] = {}
+    known: dict[str, HostSpec] = {}
     for number, row in enumerate(rows, 1):
         words = row.partition("#")[0].split()
         if not words:
@@ -148,7 +153,7 @@ def read_file(path: Path) -> tuple[dict[str, Host], list[Fault]]:
             break
         where = f"{shown_path}:{number}"
         try:
-            for host in _of_line(words, where):
+            for host in _parse_line(words, where):
                 if host.name in known:
                     raise ValueError(f"{host.name} is already in {known[host.name].where}")
                 known[host.name] = host
@@ -159,19 +164,19 @@ def read_file(path: Path) -> tuple[dict[str, Host], list[Fault]]:
     return known, faults
 
 
-def _of_line(words: Sequence[str], where: str) -> Iterable[Host]:
+def _parse_line(words: Sequence[str], where: str) -> Iterable[HostSpec]:
     """Return the hosts of a line. Raises ValueError with a sentence."""
     try:
-        names = expand(words[0])
+        names = expand_range(words[0])
     except ValueError as err:
         hint = "; leave the user out, and set ssh.user" if "@" in words[0] else ""
-        raise ValueError(f"{shown(words[0])} {err}{hint}") from err
+        raise ValueError(f"{quote_value(words[0])} {err}{hint}") from err
     values: dict[str, str] = {}
     for word in words[1:]:
         key, equals, value = word.partition("=")
         if not equals or key not in _KEYS:
             hint = did_you_mean(key, _KEYS) if equals else "; write gpus=8, slots=16, address=… or labels=a,b"
-            raise ValueError(f"{shown(word)} is not a property of a host{hint}")
+            raise ValueError(f"{quote_value(word)} is not a property of a host{hint}")
         if key in values:
             raise ValueError(f"{key} is given twice")
         values[key] = value
@@ -180,15 +185,15 @@ def _of_line(words: Sequence[str], where: str) -> Iterable[Host]:
     return [_host(name, values, where) for name in names]
 
 
-def _host(name: str, values: Mapping[str, str], where: str) -> Host:
+def _host(name: str, values: Mapping[str, str], where: str) -> HostSpec:
     address = values.get("address", "")
     if "address" in values and not _NAME.fullmatch(address):
         raise ValueError(f"address={address} is not an address")
     labels = tuple(values["labels"].split(",")) if "labels" in values else ()
     if not all(_LABEL.fullmatch(label) for label in labels):
         raise ValueError(f"labels={values['labels']} are not words with commas between them")
-    gpus, slots = _number(values, "gpus", 0, GPUS_EACH_MAX), _number(values, "slots", 1, SLOTS_MAX)
-    return Host(name, gpus, slots, address, labels, where)
+    gpus, slots = _number(values, "gpus", 0, GPUS_PER_NODE_MAX), _number(values, "slots", 1, SLOTS_MAX)
+    return HostSpec(name, gpus, slots, address, labels, where)
 
 
 def _number(values: Mapping[str, str], key: str, low: int, high: int) -> int | None:

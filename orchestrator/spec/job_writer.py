@@ -13,7 +13,9 @@ from typing import Any, TypeAlias
 
 import yaml
 
-Setting: TypeAlias = "str | int | float | bool | Sequence[Setting] | Mapping[str, Setting] | None"
+SettingValue: TypeAlias = (
+    "str | int | float | bool | Sequence[SettingValue] | Mapping[str, SettingValue] | None"
+)
 
 LINE_CHARS_MAX = 130_000
 """The length at which YAML breaks a line: never, since a text of a job file is at most this long."""
@@ -26,13 +28,13 @@ _SCRIPT = re.compile(r"[\t\n\x20-\x7e\xa1-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00
 """Text that a reader of YAML takes unchanged."""
 
 
-def job_file(settings: Mapping[str, Setting], notes: Sequence[str] = ()) -> str:
+def job_file_text(settings: Mapping[str, SettingValue], notes: Sequence[str] = ()) -> str:
     """Return a job file with `settings`, and with `notes` as lines of comment at its top."""
     comment = "".join(f"# {line}".rstrip() + "\n" for note in notes for line in note.splitlines() or [""])
     return comment + "".join(_line(name, value) for name, value in settings.items())
 
 
-def _line(name: str, value: Setting) -> str:
+def _line(name: str, value: SettingValue) -> str:
     """Return one setting; a text of several lines, such as a script, is written unchanged, indented."""
     if isinstance(value, str) and "\n" in value.strip("\n") and _SCRIPT.fullmatch(value):
         lines = "".join(f"  {line}\n" if line else "\n" for line in value.strip("\n").split("\n"))
@@ -42,9 +44,9 @@ def _line(name: str, value: Setting) -> str:
     )
 
 
-def entry(words: Sequence[str]) -> str | list[str]:
+def entrypoint_value(argv: Sequence[str]) -> str | list[str]:
     """Return a command as the value of `entrypoint`: as one text if it splits into the same words, else as a list."""
-    return " ".join(words) if all(word == shlex.quote(word) for word in words) else list(words)
+    return " ".join(argv) if all(word == shlex.quote(word) for word in argv) else list(argv)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.core.planned import Limits
+from orchestrator.core.plan_types import Limits
 from orchestrator.spec.sections import BEATS_PER_NODE_TIMEOUT
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def limits_of(spec: JobSpec) -> Limits:
         hang_timeout_s=0.0 if monitor.hang_timeout == "auto" else monitor.hang_timeout,
         node_timeout_s=timeout_s,
         fence_s=None if spec.backend == "local" else seen_s * FENCE_SHARE,
-        away_fence_s=timeout_s * FENCE_SHARE,
+        disconnected_timeout_s=timeout_s * FENCE_SHARE,
         stop_grace_s=monitor.stop_grace,
         break_grace_s=min(monitor.stop_grace, BREAK_GRACE_S_MAX),
         restarts_max=restart.max,

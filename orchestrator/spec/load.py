@@ -18,10 +18,10 @@ from pydantic_core import ErrorDetails
 from orchestrator.core.errors import Fault
 from orchestrator.spec import hosts, launch_lines, yaml_document
 from orchestrator.spec.model import JobSpec
-from orchestrator.spec.value_types import PATTERNS, Entry, Part
-from orchestrator.spec.yaml_document import Document, SpecError, WrongValue, did_you_mean, escaped, shown
+from orchestrator.spec.value_types import PATTERNS, Entry, Section
+from orchestrator.spec.yaml_document import Document, SpecError, WrongValue, did_you_mean, escape, quote_value
 
-__all__ = ["Entry", "JobSpec", "SpecError", "SpecFile", "checked", "json_schema", "load"]
+__all__ = ["Entry", "JobSpec", "SpecError", "SpecFile", "json_schema", "load", "validate"]
 
 MUST_BE = {
     "int": "a whole number",
@@ -36,7 +36,7 @@ MUST_BE = {
 }
 """The expected value for each of pydantic's errors, by the first word of its type."""
 
-OTHER_WORDS = {
+FIELD_ALIASES = {
     **dict.fromkeys(("script", "main", "program"), "entrypoint"),
     **dict.fromkeys(("cmd", "run"), "command"),
     **dict.fromkeys(("environment", "envs"), "env"),
@@ -60,7 +60,7 @@ class SpecFile:
     folder: Path
     workdir: Path
     # Those of backend ssh
-    hosts: tuple[hosts.Host, ...] = ()
+    hosts: tuple[hosts.HostSpec, ...] = ()
     document: Document = field(default_factory=Document, repr=False, compare=False)
 
     def where(self, key: str) -> str:
@@ -70,19 +70,19 @@ class SpecFile:
 
 def load(path: Path, *, overrides: Sequence[str] = (), backend: str | None = None) -> SpecFile:
     """Read a job file. `overrides` are `key.path=value`, values in YAML. Raises SpecError with all faults at once."""
-    text = yaml_document.read(path)
+    text = yaml_document.read_text(path)
     if text.startswith("#!"):
         what = f"is a script, not a job file; convert it: orch init --from-command {shlex.quote(str(path))}"
-        raise SpecError([Fault(escaped(str(path)), what)])
-    document = yaml_document.compose(text, escaped(str(path)))
+        raise SpecError([Fault(escape(str(path)), what)])
+    document = yaml_document.parse(text, escape(str(path)))
     if system := _other_system(document.data):
         what = f"is a job file of {system}; write its command as launch in one of orch's: orch init"
         raise SpecError([Fault(document.origin, what)])
     for argument in overrides:
         document.override(argument)
     if backend is not None:
-        document.put("backend", backend, f"--backend {escaped(backend)}")
-    return checked(path, text, document)
+        document.put("backend", backend, f"--backend {escape(backend)}")
+    return validate(path, text, document)
 
 
 def _other_system(data: Mapping[str, object]) -> str:
@@ -96,26 +96,26 @@ def _other_system(data: Mapping[str, object]) -> str:
     return "SkyPilot" if "run" in data and data.keys() & {"resources", "num_nodes", "file_mounts"} else ""
 
 
-def checked(path: Path, text: str, document: Document) -> SpecFile:
+def validate(path: Path, text: str, document: Document) -> SpecFile:
     """Return the job file that a document holds, as if read from `path`. Raises SpecError with all faults at once."""
     folder, faults = path.absolute().parent, document.faults
-    launch_lines.take_over(document, folder)
+    launch_lines.parse_launch_line(document, folder)
     try:
         spec = JobSpec.model_validate(document.data, context=folder)
     except pydantic.ValidationError as err:
         wrong = [_fault(error, document) for error in err.errors(include_url=False)]
         raise SpecError([*faults, *wrong]) from err
-    chosen: tuple[hosts.Host, ...] = ()
+    chosen: tuple[hosts.HostSpec, ...] = ()
     if spec.backend == "ssh":
-        chosen, wrong = hosts.listed(spec.ssh, folder, document.where)
+        chosen, wrong = hosts.list_hosts(spec.ssh, folder, document.where)
         faults += wrong
     if faults:
         raise SpecError(faults)
-    workdir = yaml_document.path_in(folder, spec.workdir).resolve()
+    workdir = yaml_document.resolve_path(folder, spec.workdir).resolve()
     return SpecFile(path, text, spec, folder, workdir, chosen, document)
 
 
-GONE = {
+REMOVED_FIELDS = {
     "monitor.hang_patience": "write monitor.hang_timeout: {}, or monitor.on_hang: notify to end nothing",
     "monitor.hang_ceiling": "write monitor.hang_timeout: {} to end a job that stalls for this long",
     "monitor.hang_floor": "remove it: a stall of 5 s, or of three usual steps, is inspected and reported",
@@ -134,18 +134,18 @@ def _fault(error: ErrorDetails, document: Document) -> Fault:
     if kind == "missing":
         what = "is missing; give the job a name, such as `name: my-job`"
     elif kind == "extra_forbidden":
-        instead = GONE.get(_dotted(path), "").format(escaped(str(error["input"])))
-        what = f"was removed; {instead}" if instead else f"is not a field{_meant(path)}"
+        instead = REMOVED_FIELDS.get(_join_path(path), "").format(escape(str(error["input"])))
+        what = f"was removed; {instead}" if instead else f"is not a field{_suggest_field(path)}"
     elif kind == "value_error" and not isinstance(context["error"], WrongValue):
         what = str(context["error"])
     else:
         words = re.findall("'(.*?)'", context.get("expected", ""))
         likely = did_you_mean(str(error["input"]), words)
-        what = f"{_wanted(kind, context)}, not {shown(error['input'])}{likely}"
-    return document.fault(_dotted(path), what)
+        what = f"{_expected_value(kind, context)}, not {quote_value(error['input'])}{likely}"
+    return document.fault(_join_path(path), what)
 
 
-def _wanted(kind: str, context: dict[str, Any]) -> str:
+def _expected_value(kind: str, context: dict[str, Any]) -> str:
     """Return what a value must be, for one of pydantic's errors or for a `WrongValue`."""
     if kind == "value_error":
         return str(context["error"])
@@ -154,29 +154,29 @@ def _wanted(kind: str, context: dict[str, Any]) -> str:
     return f"must be {MUST_BE[kind.partition('_')[0]].format(**context)}".replace("'", "")
 
 
-def _dotted(path: Sequence[str | int]) -> str:
+def _join_path(path: Sequence[str | int]) -> str:
     """Return `ssh.hosts[0]` for a path of keys and list positions."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
-def _meant(path: Sequence[str | int]) -> str:
+def _suggest_field(path: Sequence[str | int]) -> str:
     """Return the likely field for an unknown key: one of the same name in another section, or one of a similar name."""
-    word, names = str(path[-1]), list(_names(JobSpec))
+    word, names = str(path[-1]), list(_dotted_names(JobSpec))
     section = "".join(f"{part}." for part in path[:-1])
     elsewhere = [name for name in names if name.rpartition(".")[2] == word]
-    if name := OTHER_WORDS.get(word.lower()) or (elsewhere[0] if elsewhere else ""):
+    if name := FIELD_ALIASES.get(word.lower()) or (elsewhere[0] if elsewhere else ""):
         return f"; did you mean {name}?"
     near = [name.removeprefix(section) for name in names if name.startswith(section)]
     return did_you_mean(word, [name for name in near if "." not in name], section)
 
 
-def _names(part: type[Part], prefix: str = "") -> Iterator[str]:
+def _dotted_names(part: type[Section], prefix: str = "") -> Iterator[str]:
     """Yield the dotted names of all fields."""
     for key, info in part.model_fields.items():
         yield f"{prefix}{key}"
         for kind in (info.annotation, *get_args(info.annotation)):
-            if isinstance(kind, type) and issubclass(kind, Part):
-                yield from _names(kind, f"{prefix}{key}.")
+            if isinstance(kind, type) and issubclass(kind, Section):
+                yield from _dotted_names(kind, f"{prefix}{key}.")
 
 
 def field_names() -> list[str]:
@@ -184,7 +184,7 @@ def field_names() -> list[str]:
     names = []
     for name, info in JobSpec.model_fields.items():
         kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, Part):
+        if isinstance(kind, type) and issubclass(kind, Section):
             names += [f"{name}.{key}" for key in kind.model_fields]
         else:
             names.append(name)

@@ -29,89 +29,91 @@ from orchestrator.spec.sections import (
     Snapshot,
     Ssh,
 )
-from orchestrator.spec.value_types import Entry, Line, Part, about, duration_text, whole
-from orchestrator.spec.yaml_document import WrongValue, missing_file, path_in, shown
+from orchestrator.spec.value_types import Entry, Line, Section, described, duration_text, whole_number
+from orchestrator.spec.yaml_document import WrongValue, find_file_fault, quote_value, resolve_path
 
 MACHINES_MAX = 4096
-RANKS_EACH_MAX = 4096
+RANKS_PER_NODE_MAX = 4096
 """Most CPU ranks of a node."""
 
 _NOT_RESUMED = ("tee", "cat", "grep", "sed", "awk", "ts", "head", "tail", "echo", "wait", "true", "exit")
 """Commands that may follow a training command, and never are one."""
 
 
-class JobSpec(Part):
+class JobSpec(Section):
     """Training job as its job file describes it."""
 
     name: str = Field(description="Name of the job.", pattern=rules.NAME)
-    backend: rules.Backend = about(
+    backend: rules.Backend = described(
         "local", "Where the job runs: this machine, hosts over SSH, or a Slurm cluster."
     )
-    nodes: int = whole(1, "Machines the job runs on.", high=MACHINES_MAX)
-    spares: int = whole(
+    nodes: int = whole_number(1, "Machines the job runs on.", high=MACHINES_MAX)
+    spares: int = whole_number(
         0,
         "Additional machines, kept ready to replace a lost one. No effect on backend local.",
         0,
         MACHINES_MAX,
     )
-    gpus_per_node: rules.Gpus | None = about(
+    gpus_per_node: rules.Gpus | None = described(
         None, "GPUs per node, one rank each. `auto`: all there are, the default without procs_per_node."
     )
-    procs_per_node: int | None = whole(
+    procs_per_node: int | None = whole_number(
         None,
         "CPU ranks per node. With `gpus_per_node: auto`: those of a machine without GPUs (else 1).",
-        high=RANKS_EACH_MAX,
+        high=RANKS_PER_NODE_MAX,
     )
-    workdir: Line = about(".", "Folder of the code, relative to the job file. Ranks run in a copy of it.")
-    command: rules.RankCommand | None = about(
+    workdir: Line = described(".", "Folder of the code, relative to the job file. Ranks run in a copy of it.")
+    command: rules.RankCommand | None = described(
         None, "Shell command that each rank runs, instead of entrypoint."
     )
-    launch: rules.LaunchScript | None = about(
+    launch: rules.LaunchScript | None = described(
         None,
         "Shell line or script that each node runs once, instead of entrypoint. Where it calls torchrun, accelerate, "
         "deepspeed, fabric, lightning, srun or mpirun, the ranks start.",
     )
-    entrypoint: rules.EntryPoint | None = about(
+    entrypoint: rules.EntryPoint | None = described(
         None,
         'What each rank runs: "train.py --lr 0.1", "-m pkg.train --x", a list of words, or {command: …}. Placeholders '
         "such as `{checkpoint_dir}` are filled in. A launch line, such as `torchrun --nproc-per-node 8 train.py`, means launch.",
     )
-    start: rules.Start = about(
+    start: rules.Start = described(
         "auto",
         "How a rank starts. auto: as a fork of a process of its node that has imported torch, where that is safe. "
         "fresh: as a new interpreter.",
     )
-    python: Line | None = about(None, "Python of the ranks. Default: the one that runs orch.")
-    setup: rules.ShellLines = about((), "Shell lines that run once on each node, before its ranks.")
-    env: dict[rules.EnvName, rules.EnvText] = about(
+    python: Line | None = described(None, "Python of the ranks. Default: the one that runs orch.")
+    setup: rules.ShellLines = described((), "Shell lines that run once on each node, before its ranks.")
+    env: dict[rules.EnvName, rules.EnvText] = described(
         {}, "Environment variables of the ranks. They win over what orch would set."
     )
-    secrets: rules.Secrets = about(
+    secrets: rules.Secrets = described(
         (), "Names of variables taken from your environment at submit, and never shown."
     )
-    time_limit: rules.Seconds | None = about(
+    time_limit: rules.Seconds | None = described(
         None, "Longest run of the job, restarts included. On Slurm: of each allocation."
     )
-    time_limit_action: rules.LimitAction = about(
+    time_limit_action: rules.LimitAction = described(
         "fail",
         "What follows the time limit: the job fails, or (Slurm only) returns to the queue and continues.",
     )
-    total_steps: int | None = whole(None, "Optimizer steps of the whole training, to show the time left.")
-    batch: Batch = about(
+    total_steps: int | None = whole_number(
+        None, "Optimizer steps of the whole training, to show the time left."
+    )
+    batch: Batch = described(
         {}, "Batch size of the script. orch shows the effective batch size, and warns when it changes."
     )
-    rendezvous: Rendezvous = about({}, "Where the ranks of an attempt meet.")
-    nccl: rules.Nccl = about({}, "NCCL settings without their prefix: `debug: INFO` sets NCCL_DEBUG.")
-    monitor: Monitor = about({}, "Timeouts, and what follows them.")
-    notify: Notify = about({}, "Notifications about the job.")
-    restart: Restart = about({}, "How often and how soon a failed attempt is restarted.")
-    checkpoint: Checkpoint = about(
+    rendezvous: Rendezvous = described({}, "Where the ranks of an attempt meet.")
+    nccl: rules.Nccl = described({}, "NCCL settings without their prefix: `debug: INFO` sets NCCL_DEBUG.")
+    monitor: Monitor = described({}, "Timeouts, and what follows them.")
+    notify: Notify = described({}, "Notifications about the job.")
+    restart: Restart = described({}, "How often and how soon a failed attempt is restarted.")
+    checkpoint: Checkpoint = described(
         {}, "Where checkpoints are, how many are kept, and how the script gets one."
     )
-    logs: Logs = about({}, "How ranks write their logs.")
-    snapshot: Snapshot = about({}, "The code snapshot, which is taken at submit.")
-    ssh: Ssh = about({}, "The hosts of backend ssh.")
-    slurm: Slurm = about({}, "Options for Slurm besides nodes, GPUs and time.")
+    logs: Logs = described({}, "How ranks write their logs.")
+    snapshot: Snapshot = described({}, "The code snapshot, which is taken at submit.")
+    ssh: Ssh = described({}, "The hosts of backend ssh.")
+    slurm: Slurm = described({}, "Options for Slurm besides nodes, GPUs and time.")
 
     @property
     def entry(self) -> Entry:
@@ -148,7 +150,7 @@ class JobSpec(Part):
     @pydantic.field_validator("workdir")
     @classmethod
     def _is_a_folder(cls, value: str, info: ValidationInfo) -> str:
-        if info.context is not None and not os.path.isdir(path_in(info.context, value)):  # noqa: PTH112 -- never raises
+        if info.context is not None and not os.path.isdir(resolve_path(info.context, value)):  # noqa: PTH112 -- never raises
             raise WrongValue("must be an existing folder")
         return value
 
@@ -168,7 +170,7 @@ class JobSpec(Part):
             raise ValueError("is missing; name the script, such as `entrypoint: train.py`")
         folder, workdir = info.context, info.data.get("workdir")
         if value is not None and value.kind == "script" and folder is not None and workdir is not None:
-            missing = missing_file(path_in(folder, workdir) / value.target)
+            missing = find_file_fault(resolve_path(folder, workdir) / value.target)
             if missing:
                 raise ValueError(missing)
         return value
@@ -192,11 +194,11 @@ class JobSpec(Part):
     @pydantic.field_validator("checkpoint")
     @classmethod
     def _leaves_time_to_train(cls, value: Checkpoint, info: ValidationInfo) -> Checkpoint:
-        limit_s, notice_s = info.data.get("time_limit"), sbatch_options.signal_s(value.on_preempt.grace)
+        limit_s, notice_s = info.data.get("time_limit"), sbatch_options.signal_lead_s(value.on_preempt.grace)
         if (
             info.data.get("backend") == "slurm"
             and limit_s is not None
-            and sbatch_options.limit_s(limit_s) <= notice_s
+            and sbatch_options.whole_minutes_s(limit_s) <= notice_s
         ):
             raise ValueError(
                 f"on_preempt.grace of {duration_text(value.on_preempt.grace)} and {sbatch_options.SIGNAL_MARGIN_S}s for a "
@@ -209,7 +211,7 @@ class JobSpec(Part):
     def _resumes_the_program(cls, value: Checkpoint, info: ValidationInfo) -> Checkpoint:
         entry = info.data.get("entrypoint") or info.data.get("command")
         if value.resume_args and isinstance(entry, Entry) and entry.kind == "command":
-            last = next((words[0] for words in launchers.commands_of(entry.target)[::-1]), "").rpartition(
+            last = next((words[0] for words in launchers.split_commands(entry.target)[::-1]), "").rpartition(
                 "/"
             )[2]
             if last in _NOT_RESUMED:
@@ -224,13 +226,13 @@ class JobSpec(Part):
     @classmethod
     def _asks_for_gpus_once(cls, value: Slurm, info: ValidationInfo) -> Slurm:
         gpus = info.data.get("gpus_per_node")
-        gres = sbatch_options.gres_of(value.extra)
+        gres = sbatch_options.find_gres(value.extra)
         if info.data.get("backend") == "slurm" and gres and isinstance(gpus, int):
-            named = sbatch_options.gpus_of(gres)
+            named = sbatch_options.count_gpus(gres)
             if named != gpus:
                 count = f"{named} GPUs" if named else "no GPUs"
                 raise ValueError(
-                    f"--gres={shown(gres)} names {count} in place of gpus_per_node, {gpus}; write both alike, "
+                    f"--gres={quote_value(gres)} names {count} in place of gpus_per_node, {gpus}; write both alike, "
                     f"such as --gres=gpu:{gpus}"
                 )
         return value

@@ -10,11 +10,11 @@ from typing import get_args
 import pydantic
 from pydantic import ValidationInfo
 
-from orchestrator.core.jobdir.layout import IN_CODE
+from orchestrator.core.jobdir.layout import CODE_PREFIX
 from orchestrator.core.slurm import sbatch_options
 from orchestrator.spec import value_types as rules
-from orchestrator.spec.value_types import Line, Part, about, duration_text, whole
-from orchestrator.spec.yaml_document import WrongValue, shown
+from orchestrator.spec.value_types import Line, Section, described, duration_text, whole_number
+from orchestrator.spec.yaml_document import WrongValue, quote_value
 
 PORT_MAX = 65_535
 BEATS_PER_NODE_TIMEOUT = 5
@@ -27,52 +27,58 @@ def _at_least(value: float, least_s: float, least_of: str) -> float:
     return value
 
 
-class Rendezvous(Part):
+class Rendezvous(Section):
     """Port and network interface of the ranks."""
 
-    port: int | None = whole(
+    port: int | None = whole_number(
         None, "Port of rank 0's store. Default: a free one for each attempt.", high=PORT_MAX
     )
-    interface: str | None = about(None, "Network interface of the ranks' traffic.", pattern=rules.INTERFACE)
+    interface: str | None = described(
+        None, "Network interface of the ranks' traffic.", pattern=rules.INTERFACE
+    )
 
 
-class Monitor(Part):
+class Monitor(Section):
     """Timeouts, and what follows them."""
 
-    heartbeat_s: rules.Heartbeat = about("1s", "Interval between heartbeats of a node, 100ms to 1m.")
-    queue_timeout: rules.SecondsOrOff = about(
+    heartbeat_s: rules.Heartbeat = described("1s", "Interval between heartbeats of a node, 100ms to 1m.")
+    queue_timeout: rules.SecondsOrOff = described(
         "off",
         "Backend ssh: longest wait for hosts that other jobs use. Slurm keeps its own queue.",
     )
-    start_timeout: rules.Seconds = about(
+    start_timeout: rules.Seconds = described(
         "10m", "Longest time from the start of an attempt until all its ranks run (not the first step)."
     )
-    rendezvous_timeout: rules.SecondsOrOff = about(
+    rendezvous_timeout: rules.SecondsOrOff = described(
         "30m", "Longest time that ranks may wait for each other before their first step."
     )
-    first_step_timeout: rules.SecondsOrOff = about(
+    first_step_timeout: rules.SecondsOrOff = described(
         "off", "Longest time from the start of all ranks to the first step."
     )
-    hang_timeout: rules.SilenceOrOff = about(
+    hang_timeout: rules.SilenceOrOff = described(
         "auto",
         "How long no rank may step or move before the attempt is ended, where no state proves a hang. auto: as long as the "
         "process group lets ranks wait, or 30m where none waits. off: ranks are not even inspected.",
     )
-    node_timeout: rules.NodeSilence = about(
+    node_timeout: rules.NodeSilence = described(
         "auto",
         "Longest silence of a node before it counts as lost: a time of at least 5 heartbeats and 5s, or auto, which is 20s "
         "where other nodes are heard whose ranks make no step either, else 1m.",
     )
-    on_hang: rules.Hang = about("restart", "What follows a hang: a restart, only a notification, or failure.")
-    on_desync: rules.Desync = about(
+    on_hang: rules.Hang = described(
+        "restart", "What follows a hang: a restart, only a notification, or failure."
+    )
+    on_desync: rules.Desync = described(
         "fail", "What follows when ranks silently run different collectives: failure, or only a notification."
     )
-    on_nan: rules.NotFinite = about(
+    on_nan: rules.NotFinite = described(
         "notify",
         "What follows when the loss that ranks print or report stays nan or infinite: a notification, a restart from the last "
         "checkpoint before it, or failure.",
     )
-    stop_grace: rules.Pause = about("15s", "Time from TERM to KILL when you or the time limit stop the job.")
+    stop_grace: rules.Pause = described(
+        "15s", "Time from TERM to KILL when you or the time limit stop the job."
+    )
 
     @pydantic.field_validator("node_timeout")
     @classmethod
@@ -85,37 +91,37 @@ class Monitor(Part):
         )
 
 
-class Notify(Part):
+class Notify(Section):
     """Notifications about the job."""
 
-    command: rules.Command | None = about(
+    command: rules.Command | None = described(
         None,
         "Command to run. It gets JSON on standard input, and ORCH_NOTIFY_EVENT and more in its environment.",
     )
-    url: str | None = about(None, "Webhook to call. It gets the same JSON by POST.", pattern=rules.URL)
-    on: rules.Occasions = about(DEFAULT_OCCASIONS, f"Events: {', '.join(get_args(rules.Occasion))}.")
+    url: str | None = described(None, "Webhook to call. It gets the same JSON by POST.", pattern=rules.URL)
+    on: rules.Occasions = described(DEFAULT_OCCASIONS, f"Events: {', '.join(get_args(rules.Occasion))}.")
 
     @pydantic.field_validator("url")
     @classmethod
     def _can_be_reached(cls, value: str | None) -> str | None:
-        return None if value is None else rules.address(value)
+        return None if value is None else rules.check_webhook_url(value)
 
 
-class Restart(Part):
+class Restart(Section):
     """How often and how soon a failed attempt is restarted."""
 
-    max: int = whole(
+    max: int = whole_number(
         3,
         "Most restarts after attempts without progress. A restart after an attempt that got further than all before it "
         "is free. 0: never restart.",
         low=0,
     )
-    backoff: rules.Pause = about(
+    backoff: rules.Pause = described(
         "1s",
         "Wait before a restart, from the second failure in a row without progress on. Doubles each time.",
     )
-    backoff_max: rules.Pause = about("1m", "Longest wait before a restart.")
-    never_on_exit_codes: rules.ExitCodes = about(
+    backoff_max: rules.Pause = described("1m", "Longest wait before a restart.")
+    never_on_exit_codes: rules.ExitCodes = described(
         (), "Exit codes of a rank after which the job fails at once."
     )
 
@@ -125,27 +131,31 @@ class Restart(Part):
         return _at_least(value, info.data.get("backoff", 0.0), "restart.backoff")
 
 
-class OnPreempt(Part):
+class OnPreempt(Section):
     """How ranks are warned that Slurm is about to take their nodes."""
 
-    signal: rules.Signal = about("TERM", "Signal that tells ranks to save a checkpoint.")
-    grace: rules.Grace = about("1m", "Time to save, at most 12h; then ranks are killed. Slurm may give less.")
+    signal: rules.Signal = described("TERM", "Signal that tells ranks to save a checkpoint.")
+    grace: rules.Grace = described(
+        "1m", "Time to save, at most 12h; then ranks are killed. Slurm may give less."
+    )
 
 
-class Checkpoint(Part):
+class Checkpoint(Section):
     """Where checkpoints are, how many are kept, and how the script gets one."""
 
-    path: rules.Glob = about(
+    path: rules.Glob = described(
         "*",
-        f"Glob of the checkpoints, relative to ORCH_CHECKPOINT_DIR or absolute. `{IN_CODE}…`: where ranks start.",
+        f"Glob of the checkpoints, relative to ORCH_CHECKPOINT_DIR or absolute. `{CODE_PREFIX}…`: where ranks start.",
     )
-    keep: int | None = whole(None, "How many of the newest checkpoints to keep. Default: all.")
-    keep_every: int | None = whole(None, "With keep: checkpoints whose step is a multiple of this stay, too.")
-    resume_args: rules.ResumeArgs | None = about(
+    keep: int | None = whole_number(None, "How many of the newest checkpoints to keep. Default: all.")
+    keep_every: int | None = whole_number(
+        None, "With keep: checkpoints whose step is a multiple of this stay, too."
+    )
+    resume_args: rules.ResumeArgs | None = described(
         None,
         "Arguments appended when a complete checkpoint exists, such as --auto-resume. `{path}` is its path.",
     )
-    on_preempt: OnPreempt = about(
+    on_preempt: OnPreempt = described(
         {}, "Backend slurm: how ranks are warned of preemption and of the time limit."
     )
 
@@ -153,19 +163,19 @@ class Checkpoint(Part):
     @classmethod
     def _is_of_the_jobs_own(cls, value: int | None, info: ValidationInfo) -> int | None:
         path = info.data.get("path", "")
-        if value is not None and path.startswith(("/", IN_CODE)):
+        if value is not None and path.startswith(("/", CODE_PREFIX)):
             raise ValueError(
-                f"has no effect with checkpoint.path {shown(path)}: orch deletes only in ORCH_CHECKPOINT_DIR; "
+                f"has no effect with checkpoint.path {quote_value(path)}: orch deletes only in ORCH_CHECKPOINT_DIR; "
                 "remove keep, or write a path relative to that"
             )
         return value
 
 
-class Batch(Part):
+class Batch(Section):
     """Samples of one optimizer step, as the script has them: shown, and compared when a job is resumed."""
 
-    per_device: int | None = whole(None, "Samples that each rank takes at a time.")
-    accumulation: int = whole(1, "Micro-batches of each rank per optimizer step.")
+    per_device: int | None = whole_number(None, "Samples that each rank takes at a time.")
+    accumulation: int = whole_number(1, "Micro-batches of each rank per optimizer step.")
 
     @pydantic.field_validator("accumulation")
     @classmethod
@@ -175,54 +185,54 @@ class Batch(Part):
         return value
 
 
-class Logs(Part):
+class Logs(Section):
     """How ranks write their logs."""
 
-    unbuffered: bool = about(True, "Set PYTHONUNBUFFERED=1, so that lines appear when they are printed.")
+    unbuffered: bool = described(True, "Set PYTHONUNBUFFERED=1, so that lines appear when they are printed.")
 
 
-class Snapshot(Part):
+class Snapshot(Section):
     """The code snapshot, which is taken at submit."""
 
-    limit_mb: int = whole(500, "Largest code snapshot, in MB.", high=1_000_000)
+    limit_mb: int = whole_number(500, "Largest code snapshot, in MB.", high=1_000_000)
 
 
-class Ssh(Part):
+class Ssh(Section):
     """The hosts of backend ssh."""
 
-    hosts: rules.Hosts = about((), "Hosts: gpu[01-08].lab, or a list of such.")
-    hosts_file: Line | None = about(
+    hosts: rules.Hosts = described((), "Hosts: gpu[01-08].lab, or a list of such.")
+    hosts_file: Line | None = described(
         None,
         "File with one host per line, relative to the job file: `gpu1 gpus=8 slots=16 address=10.0.0.1 "
         "labels=a100,ib`. With ssh.hosts it only describes those hosts.",
     )
-    user: str | None = about(
+    user: str | None = described(
         None, "User on the hosts. Default: from the SSH configuration.", pattern=rules.USER
     )
-    port: int | None = whole(None, "Port of sshd. Default: from the SSH configuration.", high=PORT_MAX)
-    host_keys: rules.HostKeys = about(
+    port: int | None = whole_number(None, "Port of sshd. Default: from the SSH configuration.", high=PORT_MAX)
+    host_keys: rules.HostKeys = described(
         "strict", "strict: a host's key must be known. accept-new: an unknown key is learnt at first contact."
     )
-    remote_dir: Line = about("~/.orch", "Folder for jobs on the hosts.")
-    labels: rules.Lines = about((), "Labels of hosts_file. Only hosts that have all of them are used.")
-    sync: rules.Lines = about((), "Git-ignored paths in workdir to copy to the hosts, such as data/.")
-    copy_limit_mb: int | None = whole(
+    remote_dir: Line = described("~/.orch", "Folder for jobs on the hosts.")
+    labels: rules.Lines = described((), "Labels of hosts_file. Only hosts that have all of them are used.")
+    sync: rules.Lines = described((), "Git-ignored paths in workdir to copy to the hosts, such as data/.")
+    copy_limit_mb: int | None = whole_number(
         None, "Limit in MB per second for copies of checkpoints. Default: no limit."
     )
 
 
-class Slurm(Part):
+class Slurm(Section):
     """Options for Slurm besides nodes, GPUs and time."""
 
-    partition: Line | None = about(None, "Partition. Default: the cluster's.")
-    account: Line | None = about(None, "Account to charge.")
-    qos: Line | None = about(None, "Quality of service.")
-    constraint: Line | None = about(None, "Features a node must have.")
-    exclude: Line | None = about(None, "Nodes to avoid.")
-    cpus_per_task: int | None = whole(None, "CPU cores per rank. Default: 1.")
-    mem: Line | None = about(None, "Memory per node, such as 64G.")
-    exclusive: bool = about(False, "Ask for whole nodes.")
-    extra: rules.Options = about(
+    partition: Line | None = described(None, "Partition. Default: the cluster's.")
+    account: Line | None = described(None, "Account to charge.")
+    qos: Line | None = described(None, "Quality of service.")
+    constraint: Line | None = described(None, "Features a node must have.")
+    exclude: Line | None = described(None, "Nodes to avoid.")
+    cpus_per_task: int | None = whole_number(None, "CPU cores per rank. Default: 1.")
+    mem: Line | None = described(None, "Memory per node, such as 64G.")
+    exclusive: bool = described(False, "Ask for whole nodes.")
+    extra: rules.Options = described(
         (),
         "More options for sbatch, such as --licenses=foo, --reservation=lab, --nodelist=n[1-4], --mail-type=END or "
         "--comment=text. --gres=gpu:a100:8 asks for the GPUs instead of gpus_per_node, and must name the same number.",
@@ -242,6 +252,6 @@ class Slurm(Part):
     @classmethod
     def _is_not_ours(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for option in value:
-            if fault := sbatch_options.fault_of(option):
-                raise ValueError(f"{shown(option)} {fault}")
+            if fault := sbatch_options.find_option_fault(option):
+                raise ValueError(f"{quote_value(option)} {fault}")
         return value

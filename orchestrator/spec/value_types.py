@@ -17,15 +17,15 @@ import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
 from orchestrator.core import placeholders
-from orchestrator.core.jobdir.layout import IN_CODE
+from orchestrator.core.jobdir.layout import CODE_PREFIX
 from orchestrator.spec.foreign import launchers
 from orchestrator.spec.foreign.launchers import OWNED_NAMES
-from orchestrator.spec.yaml_document import WrongValue, shown
+from orchestrator.spec.yaml_document import WrongValue, quote_value
 
 DURATION_S_MIN = 0.001
 DURATION_S_MAX = 366 * 86_400.0
 WHOLE_MAX = 10**15
-GPUS_EACH_MAX = 1024
+GPUS_PER_NODE_MAX = 1024
 """Most GPUs of a node."""
 GRACE_S_MAX = 12 * 3600.0  # sbatch takes a --signal at most 65535 s before the limit
 
@@ -79,7 +79,7 @@ class Entry:
 # Sections and fields
 
 
-class Part(BaseModel):
+class Section(BaseModel):
     """A section of the spec."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", validate_default=True)
@@ -103,17 +103,17 @@ class Part(BaseModel):
         return value
 
 
-def about(default: object, text: str, **limits: Any) -> Any:
+def described(default: object, text: str, **limits: Any) -> Any:
     """Return a field's default, description and limits; the default is read like a written value."""
     return Field(default=default, description=text, **limits)
 
 
-def whole(default: int | None, text: str, low: int = 1, high: int = WHOLE_MAX) -> Any:
+def whole_number(default: int | None, text: str, low: int = 1, high: int = WHOLE_MAX) -> Any:
     """Return the same as `about` for a whole number with its limits."""
-    return about(default, text, ge=low, le=high)
+    return described(default, text, ge=low, le=high)
 
 
-def address(url: str) -> str:
+def check_webhook_url(url: str) -> str:
     """Return a webhook's address. Raises ValueError, without the address in it, for one that cannot be reached."""
     try:
         parts = urlsplit(url)
@@ -134,11 +134,11 @@ def address(url: str) -> str:
 
 
 def duration(
-    low_s: float = DURATION_S_MIN, high_s: float = DURATION_S_MAX, words: Any = None
+    low_s: float = DURATION_S_MIN, high_s: float = DURATION_S_MAX, choices: Any = None
 ) -> BeforeValidator:
     """Return the reader of a duration to seconds; a Literal of words is accepted too, and `off` becomes None."""
     number, text = Annotated[float, Field(ge=low_s, le=high_s)], Annotated[str, Field(pattern=DURATION)]
-    instead = [word for word in get_args(words) if isinstance(word, str)]
+    instead = [word for word in get_args(choices) if isinstance(word, str)]
     span = f" from {duration_text(low_s)} to {duration_text(high_s)}"
     is_bounded = (low_s, high_s) != (DURATION_S_MIN, DURATION_S_MAX)
     says = ", or ".join([PATTERNS[DURATION] + span * is_bounded, *instead])
@@ -146,16 +146,16 @@ def duration(
     def read(value: object) -> float | str | None:
         if isinstance(value, str) and value.lower() in instead:
             return None if value.lower() == "off" else value.lower()
-        seconds = seconds_of(str(value))
+        seconds = parse_seconds(str(value))
         if not low_s <= seconds <= high_s:
             raise WrongValue(f"must be {says}")
         return seconds
 
-    schema: Any = number | text if words is None else number | text | words
+    schema: Any = number | text if choices is None else number | text | choices
     return BeforeValidator(read, json_schema_input_type=schema)
 
 
-def seconds_of(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """Return a duration's seconds, -1 for another text."""
     try:
         return float(text)
@@ -179,12 +179,14 @@ def duration_text(seconds: float) -> str:
 
 def _count_or_auto(value: object) -> object:
     # Pydantic would find one fault for each branch of the union.
-    if value == "auto" or (re.fullmatch(r"[1-9][0-9]{0,8}", str(value)) and int(str(value)) <= GPUS_EACH_MAX):
+    if value == "auto" or (
+        re.fullmatch(r"[1-9][0-9]{0,8}", str(value)) and int(str(value)) <= GPUS_PER_NODE_MAX
+    ):
         return value
-    raise WrongValue(f"must be a whole number from 1 to {GPUS_EACH_MAX}, or auto")
+    raise WrongValue(f"must be a whole number from 1 to {GPUS_PER_NODE_MAX}, or auto")
 
 
-def _not_owned(name: str) -> str:
+def _check_env_name(name: str) -> str:
     if name in OWNED_NAMES:
         fix = "; set rendezvous.port" if name == "MASTER_PORT" else ""
         raise ValueError(f"cannot be set: orch gives {name} its value on every rank{fix}")
@@ -193,7 +195,7 @@ def _not_owned(name: str) -> str:
     return name
 
 
-def _settings(value: object) -> object:
+def _nccl_settings(value: object) -> object:
     """Remove the prefix of NCCL's names. NCCL reads switches as numbers, so true becomes 1."""
     if not isinstance(value, Mapping):
         return value
@@ -210,12 +212,15 @@ def _settings(value: object) -> object:
 _CHECKPOINT_DIR = re.compile(r"^(\{checkpoint_dir\}|\$ORCH_CHECKPOINT_DIR|\$\{ORCH_CHECKPOINT_DIR\})/+(?=.)")
 
 
-def _below(written: str) -> str:
-    glob = _CHECKPOINT_DIR.sub("", _well_spelled(written))
-    known = placeholders.named(glob.removeprefix(IN_CODE)) & {*placeholders.NAMES, *placeholders.VARIABLES}
-    if known or glob == IN_CODE:
+def _checkpoint_glob(written: str) -> str:
+    glob = _CHECKPOINT_DIR.sub("", _check_placeholders(written))
+    known = placeholders.find_names(glob.removeprefix(CODE_PREFIX)) & {
+        *placeholders.NAMES,
+        *placeholders.VARIABLES,
+    }
+    if known or glob == CODE_PREFIX:
         raise WrongValue(
-            f"must begin with {IN_CODE} for files where the ranks start, or be relative to ORCH_CHECKPOINT_DIR, "
+            f"must begin with {CODE_PREFIX} for files where the ranks start, or be relative to ORCH_CHECKPOINT_DIR, "
             "or absolute"
         )
     if ".." in glob.split("/"):
@@ -224,13 +229,13 @@ def _below(written: str) -> str:
 
 
 def _resume_args(text: str) -> str:
-    if not _split(text):
+    if not _split_words(text):
         raise WrongValue('must be arguments, such as "--resume {path}" or --auto-resume')
-    return _well_spelled(text, (placeholders.PATH,))
+    return _check_placeholders(text, (placeholders.PATH,))
 
 
-def _well_spelled(text: str, more: tuple[str, ...] = ()) -> str:
-    if fault := placeholders.misspelled(text, more):
+def _check_placeholders(text: str, extra_names: tuple[str, ...] = ()) -> str:
+    if fault := placeholders.find_misspelled(text, extra_names):
         raise ValueError(fault)
     return text
 
@@ -246,47 +251,49 @@ def _shell_lines(value: object) -> object:
 # Entries
 
 
-def _entry(value: object) -> Entry:
+def _read_entry(value: object) -> Entry:
     if isinstance(value, str) and (operator := launchers.first_operator(value)):
         raise ValueError(
             f"contains {operator}, which only a shell reads: write `command: python3 {value.strip()}`, or quote it"
         )
     if not isinstance(value, Mapping):
-        return _program(
-            _words(value, 'a script with arguments ("train.py --lr 0.1"), "-m module …", or a list of words')
+        return _program_entry(
+            _read_words(
+                value, 'a script with arguments ("train.py --lr 0.1"), "-m module …", or a list of words'
+            )
         )
     if list(value) != ["command"]:
         raise WrongValue("must be a text, a list of words, or a map whose only key is `command`")
-    return _command(value["command"])
+    return _command_entry(value["command"])
 
 
 def _rank_entry(entry: Entry) -> Entry:
     """Check the placeholders in what a rank runs. Raises ValueError."""
     is_shell = entry.kind == "command" and not entry.args
-    faults = map(placeholders.misspelled, (entry.target, *entry.args))
+    faults = map(placeholders.find_misspelled, (entry.target, *entry.args))
     if is_shell:
-        faults = map(placeholders.misplaced, launchers.words_with_placeholders(entry.target))
+        faults = map(placeholders.find_misplaced, launchers.words_with_placeholders(entry.target))
     if fault := next(filter(None, faults), ""):
         raise ValueError(fault)
     return entry
 
 
-def _command(value: object) -> Entry:
+def _command_entry(value: object) -> Entry:
     if isinstance(value, str) and value.strip():
         return Entry("command", value.strip())
-    return Entry("command", "", tuple(_words(value, "a shell command, as a text or a list of words")))
+    return Entry("command", "", tuple(_read_words(value, "a shell command, as a text or a list of words")))
 
 
-def _launch(value: object) -> Entry:
+def _launch_entry(value: object) -> Entry:
     lines = _shell_lines(value)
     if not isinstance(lines, list) or not lines or not all(isinstance(line, str) for line in lines):
         raise WrongValue("must be a shell line such as `bash train.sh`, or the lines of a script")
     return Entry("launch", "\n".join(lines))
 
 
-def _words(value: object, says: str) -> list[str]:
+def _read_words(value: object, says: str) -> list[str]:
     """Split a text as a shell would, or take a list's words as they are. Raises ValueError."""
-    words = _split(value) if isinstance(value, str) else value
+    words = _split_words(value) if isinstance(value, str) else value
     if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
         raise WrongValue(f"must be {says}")
     if not words or not words[0].strip():
@@ -294,14 +301,14 @@ def _words(value: object, says: str) -> list[str]:
     return list(words)
 
 
-def _split(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     try:
         return shlex.split(text.replace("\\\n", " "))
     except ValueError as err:
         raise ValueError("has a quote or backslash that is not closed") from err
 
 
-def _program(words: list[str]) -> Entry:
+def _program_entry(words: list[str]) -> Entry:
     first, rest = words[0], tuple(words[1:])
     name = first.rsplit("/", 1)[-1]
     if first == "-m":
@@ -314,11 +321,13 @@ def _program(words: list[str]) -> Entry:
         raise ValueError("lies outside workdir, and only workdir is copied; set workdir to a folder above it")
     for pattern, hint in _NO_SCRIPTS.items():
         if re.fullmatch(pattern, name):
-            raise ValueError(f"starts with {shown(first)}, not with a Python script: {hint.format(name)}")
+            raise ValueError(
+                f"starts with {quote_value(first)}, not with a Python script: {hint.format(name)}"
+            )
     return Entry("script", first, rest)
 
 
-def _listed(value: object) -> object:
+def _as_list(value: object) -> object:
     """Take one text as a list of one."""
     return [value] if isinstance(value, str) else value
 
@@ -352,36 +361,40 @@ Occasion: TypeAlias = Literal[
 Signal: TypeAlias = Annotated[Literal["TERM", "INT", "USR1", "USR2", "HUP"], BeforeValidator(_bare_signal)]
 # YAML 1.1 reads `off` as false, and in `[train.py, --n, 3]` there is a number: the JSON Schema accepts what an editor sees.
 Scalar: TypeAlias = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
-EnvText: TypeAlias = Annotated[Scalar, AfterValidator(_well_spelled)]
+EnvText: TypeAlias = Annotated[Scalar, AfterValidator(_check_placeholders)]
 Gpus: TypeAlias = Annotated[
-    Annotated[int, Field(ge=1, le=GPUS_EACH_MAX)] | Literal["auto"], BeforeValidator(_count_or_auto)
+    Annotated[int, Field(ge=1, le=GPUS_PER_NODE_MAX)] | Literal["auto"], BeforeValidator(_count_or_auto)
 ]
 Seconds: TypeAlias = Annotated[float, duration()]
 Pause: TypeAlias = Annotated[float, duration(0.0)]
 Heartbeat: TypeAlias = Annotated[float, duration(0.1, 60.0)]
-NodeSilence: TypeAlias = Annotated[float | Literal["auto"], duration(5.0, words=Literal["auto"])]
+NodeSilence: TypeAlias = Annotated[float | Literal["auto"], duration(5.0, choices=Literal["auto"])]
 Grace: TypeAlias = Annotated[float, duration(0.0, GRACE_S_MAX)]
-SecondsOrOff: TypeAlias = Annotated[float | None, duration(words=Literal["off", False])]
+SecondsOrOff: TypeAlias = Annotated[float | None, duration(choices=Literal["off", False])]
 SilenceOrOff: TypeAlias = Annotated[
-    float | Literal["auto"] | None, duration(words=Literal["auto", "off", False])
+    float | Literal["auto"] | None, duration(choices=Literal["auto", "off", False])
 ]
 Line: TypeAlias = Annotated[str, Field(pattern=LINE)]
-Glob: TypeAlias = Annotated[Line, AfterValidator(_below)]
+Glob: TypeAlias = Annotated[Line, AfterValidator(_checkpoint_glob)]
 ResumeArgs: TypeAlias = Annotated[str, AfterValidator(_resume_args)]
-EnvName: TypeAlias = Annotated[str, Field(pattern=VARIABLE), AfterValidator(_not_owned)]
-Nccl: TypeAlias = Annotated[dict[Annotated[str, Field(pattern=VARIABLE)], Scalar], BeforeValidator(_settings)]
+EnvName: TypeAlias = Annotated[str, Field(pattern=VARIABLE), AfterValidator(_check_env_name)]
+Nccl: TypeAlias = Annotated[
+    dict[Annotated[str, Field(pattern=VARIABLE)], Scalar], BeforeValidator(_nccl_settings)
+]
 _TEXT_OR_LIST: Any = str | list[Scalar]
 ShellLines: TypeAlias = Annotated[
     tuple[str, ...], BeforeValidator(_shell_lines, json_schema_input_type=_TEXT_OR_LIST)
 ]
-Command: TypeAlias = Annotated[Entry, BeforeValidator(_command, json_schema_input_type=_TEXT_OR_LIST)]
+Command: TypeAlias = Annotated[Entry, BeforeValidator(_command_entry, json_schema_input_type=_TEXT_OR_LIST)]
 RankCommand: TypeAlias = Annotated[Command, AfterValidator(_rank_entry)]
-LaunchScript: TypeAlias = Annotated[Entry, BeforeValidator(_launch, json_schema_input_type=_TEXT_OR_LIST)]
+LaunchScript: TypeAlias = Annotated[
+    Entry, BeforeValidator(_launch_entry, json_schema_input_type=_TEXT_OR_LIST)
+]
 _ENTRY: Any = _TEXT_OR_LIST | dict[Literal["command"], _TEXT_OR_LIST]
 EntryPoint: TypeAlias = Annotated[
-    Entry, BeforeValidator(_entry, json_schema_input_type=_ENTRY), AfterValidator(_rank_entry)
+    Entry, BeforeValidator(_read_entry, json_schema_input_type=_ENTRY), AfterValidator(_rank_entry)
 ]
-_LISTED = BeforeValidator(_listed)
+_LISTED = BeforeValidator(_as_list)
 Lines: TypeAlias = Annotated[tuple[Line, ...], _LISTED]
 Hosts: TypeAlias = Annotated[tuple[Annotated[str, Field(pattern=HOST)], ...], BeforeValidator(_host_list)]
 Options: TypeAlias = Annotated[tuple[Annotated[str, Field(pattern=OPTION)], ...], _LISTED]

@@ -65,7 +65,7 @@ class SpecError(UserError):
         return self._text
 
 
-class Place(NamedTuple):
+class SourceLocation(NamedTuple):
     """Place of a key: `job.yaml:14`, or without a line `--set nodes=17`."""
 
     text: str
@@ -79,7 +79,7 @@ class Document:
 
     origin: str = "job.yaml"
     data: dict[str, Value] = field(default_factory=dict)
-    places: dict[str, Place] = field(default_factory=dict)
+    locations: dict[str, SourceLocation] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
 
     def where(self, key: str) -> str:
@@ -88,9 +88,11 @@ class Document:
 
     def fault(self, key: str, what: str) -> Fault:
         """Return a fault of `key` at its place."""
-        holder = next((with_parent for with_parent in _with_parents(key) if with_parent in self.places), "")
-        text, line, has_key = self.places.get(holder, Place(self.origin))
-        return Fault(text if has_key and holder == key else f"{text}: {escaped(key)}", what, line=line)
+        holder = next(
+            (with_parent for with_parent in _key_and_parents(key) if with_parent in self.locations), ""
+        )
+        text, line, has_key = self.locations.get(holder, SourceLocation(self.origin))
+        return Fault(text if has_key and holder == key else f"{text}: {escape(key)}", what, line=line)
 
     def override(self, argument: str) -> None:
         """Apply one `key.path=value` of the command line, its value read as YAML, or taken as the text that it can only
@@ -98,7 +100,7 @@ class Document:
         key, equals, text = argument.partition("=")
         key = key.strip()
         public = argument if key != "notify.url" else f"{key}=…"  # it may hold a token
-        origin = f"--set {escaped(public, ECHO_CHARS_MAX)}"
+        origin = f"--set {escape(public, ECHO_CHARS_MAX)}"
         if not equals or not _KEY.fullmatch(key):
             what = "must be key.path=value, such as nodes=4 or monitor.hang_timeout=5m"
             self.faults.append(Fault(origin, what))
@@ -112,7 +114,7 @@ class Document:
             return
         self.faults += reader.faults
         self.put(key, reader.data, origin)
-        self.places |= reader.places
+        self.locations |= reader.locations
 
     def put(self, key: str, value: Value, origin: str) -> None:
         """Put a value at a dotted key; `origin` is the place that faults of it name."""
@@ -120,7 +122,7 @@ class Document:
         section, path = self.data, ""
         for name in above:
             path = f"{path}.{name}".removeprefix(".")
-            self.places.setdefault(path, Place(origin))
+            self.locations.setdefault(path, SourceLocation(origin))
             inner = section[name] = section.get(name) or {}
             if not isinstance(inner, dict):
                 self.faults.append(Fault(origin, f"{path} is not a section of keys"))
@@ -128,14 +130,14 @@ class Document:
             section = inner
         section[last] = value
         gone = (f"{key}.", f"{key}[")
-        self.places = {held: place for held, place in self.places.items() if not held.startswith(gone)}
-        self.places[key] = Place(origin, has_key=True)
+        self.locations = {held: place for held, place in self.locations.items() if not held.startswith(gone)}
+        self.locations[key] = SourceLocation(origin, has_key=True)
 
 
-def read(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Return the text of a job file or script. Raises SpecError when it is missing, not a regular file, too large or not UTF-8."""
-    name = escaped(str(path))
-    missing = missing_file(path)
+    name = escape(str(path))
+    missing = find_file_fault(path)
     if missing:
         raise SpecError([Fault(name, missing)])
     try:
@@ -153,20 +155,20 @@ def read(path: Path) -> str:
         raise SpecError([Fault(f"{name}:{line}", what, line=line)]) from err
 
 
-def compose(text: str, origin: str) -> Document:
+def parse(text: str, origin: str) -> Document:
     """Turn a file's text into data. Raises SpecError for a text that is not YAML, over a limit, or not a map of keys."""
     reader = _Reader(text, origin)
     if not isinstance(reader.data, dict):
-        what = f"must be a map of keys such as `name: my-job`, not {shown(reader.data)}; `orch init` writes a starter"
+        what = f"must be a map of keys such as `name: my-job`, not {quote_value(reader.data)}; `orch init` writes a starter"
         raise SpecError([Fault(f"{origin}:1", what, line=1)])
-    return Document(origin, reader.data, reader.places, reader.faults)
+    return Document(origin, reader.data, reader.locations, reader.faults)
 
 
 class _Reader:
     """Reads a YAML text, a file's or the value that the command line gives to `key`; raises SpecError if it cannot."""
 
     def __init__(self, text: str, origin: str, key: str = "") -> None:
-        self.places: dict[str, Place] = {}
+        self.locations: dict[str, SourceLocation] = {}
         self.faults: list[Fault] = []
         self._origin = origin
         self._is_file = not key
@@ -180,38 +182,44 @@ class _Reader:
             loader = yaml.BaseLoader(text)
         except yaml.reader.ReaderError as err:
             line = text.count("\n", 0, err.position)
-            raise self._stop(line, f"contains the unprintable character {chr(err.character)!a}") from err
+            raise self._make_error(
+                line, f"contains the unprintable character {chr(err.character)!a}"
+            ) from err
         try:
             return loader.get_single_node()
         except yaml.MarkedYAMLError as err:
             parts = [(err.context, err.context_mark), (err.problem, err.problem_mark)]
             words = [f"{text} (line {mark.line + 1})" if mark else text for text, mark in parts if text]
             mark = err.problem_mark or err.context_mark
-            what = f"is not YAML: {escaped(', '.join(words))}; check quotes, colons and brackets, and that no tab indents"
-            raise self._stop(mark.line if mark else 0, what) from err
+            what = f"is not YAML: {escape(', '.join(words))}; check quotes, colons and brackets, and that no tab indents"
+            raise self._make_error(mark.line if mark else 0, what) from err
         except (ValueError, OverflowError, RecursionError) as err:  # \U99999999, or thousands of brackets
-            raise self._stop(loader.line, "contains an escape or a nesting beyond what can be read") from err
+            raise self._make_error(
+                loader.line, "contains an escape or a nesting beyond what can be read"
+            ) from err
 
     def _value(self, node: yaml.Node, path: str, depth: int) -> Value:
         """Return a node as data. The values of an alias count each time, so that a bomb meets the limit here."""
         self._values += 1
         if self._values > VALUES_MAX or depth > DEPTH_MAX:
             what = f"contains more than {VALUES_MAX} values, or is nested deeper than {DEPTH_MAX} levels"
-            raise self._stop(node.start_mark.line, what)
+            raise self._make_error(node.start_mark.line, what)
         if node.tag not in _TAGS:
-            self._tell(node, path, f"the tag {shown(node.tag)} is not read; write the value plainly")
+            self._add_fault(
+                node, path, f"the tag {quote_value(node.tag)} is not read; write the value plainly"
+            )
         if isinstance(node, yaml.MappingNode):
             return self._map(node, path, depth)
         if isinstance(node, yaml.SequenceNode):
             items: list[Value] = []
             for number, item in enumerate(node.value):
-                self.places[f"{path}[{number}]"] = self._place(item.start_mark.line)
+                self.locations[f"{path}[{number}]"] = self._place(item.start_mark.line)
                 items.append(self._value(item, f"{path}[{number}]", depth + 1))
             return items
         assert isinstance(node, yaml.ScalarNode)
         if len(node.value) > TEXT_CHARS_MAX or _UNFIT.search(node.value):
             what = f"has more than {TEXT_CHARS_MAX} characters, or one that cannot be passed to a process"
-            self._tell(node, path, what)
+            self._add_fault(node, path, what)
         return None if node.style is None and node.value in _NULLS else str(node.value)
 
     def _map(self, node: yaml.MappingNode, path: str, depth: int) -> dict[str, Value]:
@@ -221,28 +229,32 @@ class _Reader:
             here = f"{path}.{key}" if path else key
             if not isinstance(key_node, yaml.ScalarNode) or key == "<<" or _UNFIT.search(key):
                 what = "a key must be a plain word; merge keys (<<) are not read, write them out"
-                self._tell(key_node, path, what)
+                self._add_fault(key_node, path, what)
             elif key in values:
-                self._tell(key_node, here, f"is written twice, first at {self.places[here].text}")
+                self._add_fault(key_node, here, f"is written twice, first at {self.locations[here].text}")
             else:
-                self.places[here] = self._place(key_node.start_mark.line)
+                self.locations[here] = self._place(key_node.start_mark.line)
                 values[key] = self._value(value_node, here, depth + 1)
         return values
 
-    def _tell(self, node: yaml.Node, key: str, what: str) -> None:
+    def _add_fault(self, node: yaml.Node, key: str, what: str) -> None:
         text, line, _ = self._place(node.start_mark.line)
-        self.faults.append(Fault(f"{text}: {escaped(key)}" if key else text, what, line=line))
+        self.faults.append(Fault(f"{text}: {escape(key)}" if key else text, what, line=line))
 
-    def _stop(self, row: int, what: str) -> SpecError:
+    def _make_error(self, row: int, what: str) -> SpecError:
         text, line, _ = self._place(row)
         return SpecError([*self.faults, Fault(text, what, line=line)])
 
-    def _place(self, row: int) -> Place:
+    def _place(self, row: int) -> SourceLocation:
         """Return a place by its row, counted from 0."""
-        return Place(f"{self._origin}:{row + 1}", row + 1) if self._is_file else Place(self._origin)
+        return (
+            SourceLocation(f"{self._origin}:{row + 1}", row + 1)
+            if self._is_file
+            else SourceLocation(self._origin)
+        )
 
 
-def _with_parents(key: str) -> Iterator[str]:
+def _key_and_parents(key: str) -> Iterator[str]:
     """Yield `ssh.hosts[0]`, `ssh.hosts`, `ssh`."""
     while key:
         yield key
@@ -252,13 +264,13 @@ def _with_parents(key: str) -> Iterator[str]:
 # Words of faults
 
 
-def escaped(text: str, chars_max: int = LINE_CHARS_MAX) -> str:
+def escape(text: str, chars_max: int = LINE_CHARS_MAX) -> str:
     """Return `text` in one line: unprintable characters as escapes, a long text cut."""
     cut = text if len(text) <= chars_max else f"{text[:chars_max]}…"
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in cut)
 
 
-def shown(value: object) -> str:
+def quote_value(value: object) -> str:
     """Return a value for a fault: a plain word bare, other text in quotes, a container by its kind."""
     if value is None:
         return "empty"
@@ -266,17 +278,17 @@ def shown(value: object) -> str:
         return str(value).lower()
     if isinstance(value, (Mapping, list, tuple)):
         return "a map" if isinstance(value, Mapping) else "a list"
-    text = escaped(str(value), ECHO_CHARS_MAX)
+    text = escape(str(value), ECHO_CHARS_MAX)
     return text if _PLAIN.fullmatch(text) else f'"{text}"'
 
 
 def did_you_mean(word: str, names: Iterable[str], section: str = "") -> str:
     """Return `; did you mean NAME?` for the nearest of `names`, with its section; empty when none is near."""
     nearest = difflib.get_close_matches(word[:ECHO_CHARS_MAX], names, n=1)
-    return f"; did you mean {section}{escaped(nearest[0])}?" if nearest else ""
+    return f"; did you mean {section}{escape(nearest[0])}?" if nearest else ""
 
 
-def path_in(folder: Path, written: str) -> Path:
+def resolve_path(folder: Path, written: str) -> Path:
     """Return the path of a file or folder that a job file in `folder` names."""
     try:
         return folder / Path(written.strip()).expanduser()
@@ -284,15 +296,15 @@ def path_in(folder: Path, written: str) -> Path:
         return folder / written.strip()
 
 
-def missing_file(path: Path) -> str:
+def find_file_fault(path: Path) -> str:
     """Return why `path` cannot be read as a file, with the nearest name in its folder; empty when it can."""
     names: list[str] = []
     with contextlib.suppress(OSError, ValueError):  # too long a name, or a folder that may not be entered
         if path.is_file():
             return ""
         if path.exists():
-            return f"{escaped(str(path))} is {'a folder' if path.is_dir() else 'not a regular file'}"
+            return f"{escape(str(path))} is {'a folder' if path.is_dir() else 'not a regular file'}"
         if path.is_symlink():
-            return f"{escaped(str(path))} is a broken link"
+            return f"{escape(str(path))} is a broken link"
         names = sorted(entry.name for entry in itertools.islice(path.parent.iterdir(), FOLDER_NAMES_MAX))
-    return f"no file {escaped(path.name)} in {escaped(str(path.parent.absolute()))}{did_you_mean(path.name, names)}"
+    return f"no file {escape(path.name)} in {escape(str(path.parent.absolute()))}{did_you_mean(path.name, names)}"

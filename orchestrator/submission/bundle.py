@@ -18,7 +18,7 @@ from orchestrator.core.jobdir.durable import replace_bytes
 
 PACKAGE = Path(__file__).parents[1]
 
-TRAVELS = ("core", "agent", "backends", "brain", "journal", "supervisor")
+BUNDLED_ROOMS = ("core", "agent", "backends", "brain", "journal", "supervisor")
 """The packages that run on nodes or as supervisor. They are bundled as a whole, and use the standard library only, except paramiko and
 cryptography in `backends/ssh`."""
 
@@ -35,9 +35,9 @@ _MARSHAL_VERSION = 2 if sys.version_info < (3, 14) else marshal.version
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
-def contents() -> dict[str, bytes]:
+def bundled_files() -> dict[str, bytes]:
     """Return the bundle's files by their names in it, in order."""
-    rooms = [path for room in TRAVELS for path in (PACKAGE / room).rglob("*.py")]
+    rooms = [path for room in BUNDLED_ROOMS for path in (PACKAGE / room).rglob("*.py")]
     paths = sorted([PACKAGE / "__init__.py", PACKAGE / "__main__.py", *rooms])
     files = {path.relative_to(PACKAGE.parent).as_posix(): path.read_bytes() for path in paths}
     return {"__main__.py": _MAIN.encode(), **files}
@@ -51,7 +51,7 @@ def build(home: Path | None = None) -> bytes:
     where Python keeps compiled code; where this user cannot write there, as in a shared installation, in the folder
     `cache` of the job home, if `home` is given. A zip of another user is not used.
     """
-    files = contents()
+    files = bundled_files()
     key = hashlib.sha256(importlib.util.MAGIC_NUMBER + zlib.ZLIB_RUNTIME_VERSION.encode())
     for name, data in files.items():
         key.update(f"\0{name}\0{len(data)}\0".encode() + data)
@@ -62,7 +62,7 @@ def build(home: Path | None = None) -> bytes:
             mark, _, kept = place.read_bytes().partition(b"\n")
             if _is_trusted(place) and mark == f"{key.hexdigest()} {sha256(kept)}".encode():
                 return kept
-    new = _zipped(files)
+    new = _zip_files(files)
     for place in places:
         with contextlib.suppress(OSError):
             place.parent.mkdir(mode=0o755, exist_ok=True)
@@ -81,18 +81,18 @@ def _is_trusted(place: Path) -> bool:
     )
 
 
-def _zipped(files: dict[str, bytes]) -> bytes:
+def _zip_files(files: dict[str, bytes]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
-            archive.writestr(_entry(name), data)
-            compiled = _compiled(name, data) if name != "__main__.py" and _MARSHAL_IS_STABLE else b""
+            archive.writestr(_zip_entry(name), data)
+            compiled = _compile_file(name, data) if name != "__main__.py" and _MARSHAL_IS_STABLE else b""
             if compiled:
-                archive.writestr(_entry(f"{name}c"), compiled)
+                archive.writestr(_zip_entry(f"{name}c"), compiled)
     return out.getvalue()
 
 
-def _entry(name: str) -> zipfile.ZipInfo:
+def _zip_entry(name: str) -> zipfile.ZipInfo:
     info = zipfile.ZipInfo(name, _DATE)
     info.create_system = 3  # unix, whatever this machine is
     info.external_attr = 0o644 << 16
@@ -100,7 +100,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
     return info
 
 
-def _compiled(name: str, source: bytes) -> bytes:
+def _compile_file(name: str, source: bytes) -> bytes:
     """Return a compiled file after PEP 552: magic number, flag for a hash that is not checked, hash, code. Empty where
     this Python cannot write its code in the format: the source is then compiled at each start."""
     code = compile(source, name, "exec", dont_inherit=True)

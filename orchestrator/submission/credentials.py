@@ -14,17 +14,17 @@ from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.settings import rank_env
 from orchestrator.core.wire.tokens import TOKEN_BYTES
 
-PRIVATE = 0o600
+PRIVATE_MODE = 0o600
 
 
-def fill(folder: Path, plan: Plan, environ: Mapping[str, str], webhook: str | None) -> None:
+def write_credentials(folder: Path, plan: Plan, environ: Mapping[str, str], webhook: str | None) -> None:
     """Make the folder of a job's private files: private from their first byte, and on disk at the end. `webhook`: its URL."""
     folder.mkdir(mode=0o700)
     kept = {name: environ[name] for name in plan.secrets}
     public, key = new_certificate()
     files = {
         "secrets.json": json.dumps(kept).encode(),
-        "environment.json": json.dumps(rank_env.outer_env(environ, plan.secrets)).encode(
+        "environment.json": json.dumps(rank_env.submitter_env(environ, plan.secrets)).encode(
             "utf-8", "surrogateescape"
         ),
         "token": random_secrets.token_hex(TOKEN_BYTES).encode(),
@@ -33,7 +33,7 @@ def fill(folder: Path, plan: Plan, environ: Mapping[str, str], webhook: str | No
         **({"webhook": webhook.encode()} if webhook else {}),
     }
     for name, data in files.items():
-        replace_bytes(folder / name, data, mode=PRIVATE)
+        replace_bytes(folder / name, data, mode=PRIVATE_MODE)
     sync_folder(folder.parent)
 
 

@@ -19,43 +19,47 @@ NO_GPUS = 6
 """Exit code of nvidia-smi when it works and finds no GPU."""
 
 
-def inventory(environ: Mapping[str, str], asks_gpus: bool = True) -> Inventory:
+def local_inventory(environ: Mapping[str, str], asks_gpus: bool = True) -> Inventory:
     """Return what this machine has for jobs; its GPUs are not listed for a job without GPUs. Raises ClusterError when
     they cannot be listed."""
     return Inventory(socket.gethostname(), _gpus(environ) if asks_gpus else (), sys.executable)
 
 
-def inventory_of_hosts(file: SpecFile, failed: Mapping[str, str]) -> Inventory:
+def host_inventory(file: SpecFile, failed: Mapping[str, str]) -> Inventory:
     """Return what the hosts have; they are asked only for what the job file leaves open. Raises OrchError."""
     from orchestrator.backends.ssh import fanout
 
     gpus_per_node: int | None = None
-    if planner.asks_hosts(file):
+    if planner.must_ask_hosts(file):
         names = [host.name for host in file.hosts]
-        gpus_per_node = fanout.gpus_each(names, planner.ssh_of(file.spec), file.where("gpus_per_node"))
+        gpus_per_node = fanout.count_gpus(
+            names, planner.make_ssh_plan(file.spec), file.where("gpus_per_node")
+        )
     return Inventory(socket.gethostname(), (), sys.executable, gpus_per_node, failed=failed)
 
 
 def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
-    tool = gpus.program(environ.get("PATH", os.defpath))
+    tool = gpus.find_nvidia_smi(environ.get("PATH", os.defpath))
     if tool is None:
         return ()
     fix = "see why with nvidia-smi, or use procs_per_node for CPU ranks"
     try:
-        done = gpus.run(tool, "--query-gpu=index,uuid", "--format=csv,noheader", limit_s=GPU_LIST_S_MAX)
+        done = gpus.run_nvidia_smi(
+            tool, "--query-gpu=index,uuid", "--format=csv,noheader", limit_s=GPU_LIST_S_MAX
+        )
     except HostError as err:
         raise ClusterError("nvidia-smi does not answer", tool, fix) from err
     if done.returncode == NO_GPUS:
         return ()
     if done.returncode != 0:
-        raise ClusterError(f"nvidia-smi cannot list the GPUs: {gpus.printed(done)}", tool, fix)
-    rows = gpus.rows(done.stdout)
+        raise ClusterError(f"nvidia-smi cannot list the GPUs: {gpus.output_line(done)}", tool, fix)
+    rows = gpus.parse_csv(done.stdout)
     indices = {row[1]: int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit()}
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    return tuple(indices.values()) if visible is None else _visible(visible, indices)
+    return tuple(indices.values()) if visible is None else _visible_gpus(visible, indices)
 
 
-def _visible(variable: str, indices: Mapping[str, int]) -> tuple[int, ...]:
+def _visible_gpus(variable: str, indices: Mapping[str, int]) -> tuple[int, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names, by index or by the beginning of a UUID, in its order.
 
     As in CUDA, an empty word or -1 ends the list. Raises ClusterError for a GPU that is missing.

@@ -21,10 +21,10 @@ from orchestrator.core.jobdir.plan import (
     PlannedSlurm,
     PlannedSsh,
 )
-from orchestrator.core.mask import host_alone
-from orchestrator.core.planned import PlannedNode, PlannedPool, QueueTerms
-from orchestrator.core.slurm.sbatch_options import MINUTE_S, gres_of, limit_s, signal_s
-from orchestrator.core.text import counted
+from orchestrator.core.mask import redact_url
+from orchestrator.core.plan_types import PlannedNode, PlannedPool, QueueTerms
+from orchestrator.core.slurm.sbatch_options import MINUTE_S, find_gres, signal_lead_s, whole_minutes_s
+from orchestrator.core.text import format_count
 from orchestrator.spec.limits import limits_of
 
 if TYPE_CHECKING:
@@ -50,17 +50,17 @@ class Inventory:
     failed: Mapping[str, str] = field(default_factory=dict)
 
 
-def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -> Plan:
+def plan_job(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -> Plan:
     """Place a job. Raises UserError when the inventory cannot hold it."""
     spec = file.spec
     argv, shell = _argv(spec, inventory)
     over_ssh, on_slurm = spec.backend == "ssh", spec.backend == "slurm"
     pool = _pool(file, inventory, job_id) if over_ssh or on_slurm else None
-    nodes, aside = _place(file, inventory, pool)
+    nodes, avoided = _place_nodes(file, inventory, pool)
     resume_args = tuple(shlex.split(spec.checkpoint.resume_args)) if spec.checkpoint.resume_args else ()
-    chosen, batch, slurm = _chosen_env(spec), spec.batch, None
+    chosen, batch, slurm = _user_env(spec), spec.batch, None
     if on_slurm and pool is not None:
-        slurm = PlannedSlurm(options(spec, pool, inventory.sbatch), spec.checkpoint.on_preempt.signal)
+        slurm = PlannedSlurm(sbatch_args(spec, pool, inventory.sbatch), spec.checkpoint.on_preempt.signal)
     return Plan(
         id=job_id,
         name=spec.name,
@@ -83,14 +83,14 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         checkpoint_keep_every=spec.checkpoint.keep_every,
         total_steps=spec.total_steps,
         pool=pool,
-        ssh=ssh_of(spec) if over_ssh else None,
+        ssh=make_ssh_plan(spec) if over_ssh else None,
         slurm=slurm,
         pythons=_pythons(spec, inventory),
         notify=_notify(spec),
         starts_fresh=spec.start == "fresh",
         origins={name: file.where(key) for name, (_, key) in chosen.items()},
         batch=None if batch.per_device is None else PlannedBatch(batch.per_device, batch.accumulation),
-        set_aside=aside,
+        avoided_hosts=avoided,
     )
 
 
@@ -101,7 +101,7 @@ def _notify(spec: JobSpec) -> PlannedNotify | None:
         return None
     entry = notify.command
     command = () if entry is None else tuple(entry.args) or ("sh", "-c", entry.target)
-    return PlannedNotify(command, host_alone(notify.url) if notify.url else None, tuple(notify.on))
+    return PlannedNotify(command, redact_url(notify.url) if notify.url else None, tuple(notify.on))
 
 
 def _argv(spec: JobSpec, inventory: Inventory) -> tuple[tuple[str, ...], bool]:
@@ -119,7 +119,7 @@ def _argv(spec: JobSpec, inventory: Inventory) -> tuple[tuple[str, ...], bool]:
             return (tuple(entry.args), False) if entry.args else (("bash", "-c", entry.target), True)
 
 
-def _place(
+def _place_nodes(
     file: SpecFile, inventory: Inventory, pool: PlannedPool | None
 ) -> tuple[tuple[PlannedNode, ...], dict[str, str]]:
     match file.spec.backend:
@@ -146,7 +146,7 @@ def _place_local(file: SpecFile, inventory: Inventory) -> tuple[PlannedNode, ...
     return tuple(nodes)
 
 
-def asks_hosts(file: SpecFile) -> bool:
+def must_ask_hosts(file: SpecFile) -> bool:
     """Tell whether the hosts must be asked how many GPUs they have."""
     return file.spec.gpus_per_node == "auto" and any(host.gpus is None for host in file.hosts)
 
@@ -157,11 +157,11 @@ def _pool(file: SpecFile, inventory: Inventory, job_id: str) -> PlannedPool:
     gpus = 0 if spec.gpus_per_node is None else spec.gpus_per_node
     if gpus == "auto":
         counts = sorted({host.gpus for host in file.hosts if host.gpus is not None})
-        if len(counts) > 1 and not asks_hosts(file):
+        if len(counts) > 1 and not must_ask_hosts(file):
             what = f"the hosts have different numbers of GPUs: {', '.join(map(str, counts))}"
             fix = "set gpus_per_node; hosts with fewer are then left out"
             raise UserError(what, file.where("gpus_per_node"), fix)
-        gpus = (counts[0] if len(counts) == 1 and not asks_hosts(file) else inventory.gpus_each) or 0
+        gpus = (counts[0] if len(counts) == 1 and not must_ask_hosts(file) else inventory.gpus_each) or 0
     ranks_each = int(gpus) or spec.procs_per_node or 1
     _refuse_too_many(file, ranks_each)
     queue = QueueTerms(spec.time_limit_action == "requeue", spec.checkpoint.on_preempt.grace)
@@ -181,7 +181,7 @@ def _refuse_too_many(file: SpecFile, ranks_each: int) -> None:
     """Raise UserError for more ranks than a job may have."""
     count = file.spec.nodes * ranks_each
     if count > RANKS_MAX:
-        what = f"{count} ranks ({counted(file.spec.nodes, 'node')} × {ranks_each}), and {RANKS_MAX} are the most that a job may have"
+        what = f"{count} ranks ({format_count(file.spec.nodes, 'node')} × {ranks_each}), and {RANKS_MAX} are the most that a job may have"
         raise UserError(what, file.where("nodes"), "lower nodes, gpus_per_node or procs_per_node")
 
 
@@ -190,31 +190,35 @@ def _place_ssh(
 ) -> tuple[tuple[PlannedNode, ...], dict[str, str]]:
     """Return the hosts that an attempt may use, in the user's order, without those that are known to be too small; those
     that failed lately come last if there are enough others, with the reasons."""
-    spec, wanted = file.spec, pool.nodes + pool.spares
+    spec, hosts_needed = file.spec, pool.nodes + pool.spares
     cores = pool.ranks_each if not pool.gpus_each else 0
     fit = [
         host
         for host in file.hosts
         if (host.gpus is None or host.gpus >= pool.gpus_each) and (host.slots is None or host.slots >= cores)
     ]
-    if len(fit) < wanted:
-        asked = counted(spec.nodes, "node")
-        asked += f" and {counted(spec.spares, 'spare')}" if spec.spares else ""
+    if len(fit) < hosts_needed:
+        asked = format_count(spec.nodes, "node")
+        asked += f" and {format_count(spec.spares, 'spare')}" if spec.spares else ""
         few = len(file.hosts) - len(fit)
         small = f", {few} more have too few GPUs or slots" if few else ""
         labels = f" with the labels {', '.join(spec.ssh.labels)}" if spec.ssh.labels else ""
-        what = f"{counted(wanted, 'host')} wanted ({asked}), {len(fit)} available{labels}{small}"
+        what = f"{format_count(hosts_needed, 'host')} wanted ({asked}), {len(fit)} available{labels}{small}"
         fix = "add hosts to ssh.hosts or ssh.hosts_file, or lower nodes or spares"
         raise UserError(what, file.where("ssh.hosts"), fix)
     nodes = {
         host.name: PlannedNode(host.name, host.name, host.address, (), (), host.slots or 0) for host in fit
     }
-    aside = [name for name in nodes if name in failed] if len(nodes.keys() - failed.keys()) >= wanted else []
-    order = [*(name for name in nodes if name not in aside), *aside]
-    return tuple(nodes[name] for name in order), {name: failed[name] for name in aside}
+    avoided = (
+        [name for name in nodes if name in failed]
+        if len(nodes.keys() - failed.keys()) >= hosts_needed
+        else []
+    )
+    order = [*(name for name in nodes if name not in avoided), *avoided]
+    return tuple(nodes[name] for name in order), {name: failed[name] for name in avoided}
 
 
-def ssh_of(spec: JobSpec) -> PlannedSsh:
+def make_ssh_plan(spec: JobSpec) -> PlannedSsh:
     """Return how the hosts are to be reached."""
     ssh, limit_mb = spec.ssh, spec.ssh.copy_limit_mb
     return PlannedSsh(
@@ -244,21 +248,21 @@ def _gpus_per_node(file: SpecFile, inventory: Inventory) -> int:
         return 0
     if spec.gpus_per_node == "auto":
         if 0 < count < spec.nodes:
-            what = f"{counted(count, 'GPU')} on this machine for {counted(spec.nodes, 'node')}"
+            what = f"{format_count(count, 'GPU')} on this machine for {format_count(spec.nodes, 'node')}"
             raise UserError(what, file.where("nodes"), "lower nodes, or use procs_per_node for CPU ranks")
         return count // spec.nodes
     wanted = int(spec.gpus_per_node) * spec.nodes
     if wanted > count:
-        each = f"({counted(spec.nodes, 'node')} × {spec.gpus_per_node})"
+        each = f"({format_count(spec.nodes, 'node')} × {spec.gpus_per_node})"
         what, fix = (
-            f"{counted(wanted, 'GPU')} wanted {each}, {count} found on this machine",
+            f"{format_count(wanted, 'GPU')} wanted {each}, {count} found on this machine",
             "lower gpus_per_node, or use procs_per_node for CPU ranks",
         )
         raise UserError(what, file.where("gpus_per_node"), fix)
     return int(spec.gpus_per_node)
 
 
-def _chosen_env(spec: JobSpec) -> dict[str, tuple[str, str]]:
+def _user_env(spec: JobSpec) -> dict[str, tuple[str, str]]:
     """Return the variables that the user has chosen, in `env` or by other fields, each with its value and its field."""
     env = {f"NCCL_{name.upper()}": (value, f"nccl.{name}") for name, value in spec.nccl.items()}
     if interface := spec.rendezvous.interface:
@@ -267,27 +271,27 @@ def _chosen_env(spec: JobSpec) -> dict[str, tuple[str, str]]:
     return env | {name: (value, f"env.{name}") for name, value in spec.env.items()}
 
 
-def options(spec: JobSpec, pool: PlannedPool, chosen: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+def sbatch_args(spec: JobSpec, pool: PlannedPool, chosen: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     """Return the options for sbatch, one argument each; `chosen` are the submitter's defaults."""
     slurm = spec.slurm
-    own = {
+    slurm_options = {
         name: value
         for name in ("partition", "account", "qos", "constraint", "exclude", "mem")
         if (value := getattr(slurm, name)) is not None
     }
-    own = {**dict(chosen), **own}
+    slurm_options = {**dict(chosen), **slurm_options}
     return (
         f"--job-name={spec.name}",
         f"--nodes={pool.nodes + pool.spares}",
         "--ntasks-per-node=1",
         *_cpus(spec, pool),
-        *([f"--gpus-per-node={pool.gpus_each}"] if pool.gpus_each and not gres_of(slurm.extra) else ()),
-        *([f"--time={_clock(spec.time_limit)}"] if spec.time_limit is not None else ()),
-        f"--signal=B:USR1@{signal_s(spec.checkpoint.on_preempt.grace)}",
+        *([f"--gpus-per-node={pool.gpus_each}"] if pool.gpus_each and not find_gres(slurm.extra) else ()),
+        *([f"--time={_time_option(spec.time_limit)}"] if spec.time_limit is not None else ()),
+        f"--signal=B:USR1@{signal_lead_s(spec.checkpoint.on_preempt.grace)}",
         "--requeue",
         "--no-kill",
         "--open-mode=append",
-        *(f"--{name}={value}" for name, value in own.items()),
+        *(f"--{name}={value}" for name, value in slurm_options.items()),
         *(["--exclusive"] if slurm.exclusive else ()),
         *slurm.extra,
     )
@@ -303,7 +307,7 @@ def _cpus(spec: JobSpec, pool: PlannedPool) -> tuple[str, ...]:
     return (f"--cpus-per-task={pool.ranks_each * (each or 1)}",)
 
 
-def _clock(seconds: float) -> str:
-    minutes = limit_s(seconds) // MINUTE_S
+def _time_option(seconds: float) -> str:
+    minutes = whole_minutes_s(seconds) // MINUTE_S
     days, minutes = divmod(minutes, 24 * 60)
     return f"{f'{days}-' if days else ''}{minutes // 60:02d}:{minutes % 60:02d}:00"

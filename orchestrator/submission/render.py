@@ -43,7 +43,7 @@ def render(plan: Plan, job: JobDir, python: str) -> tuple[RenderedFile, ...]:
     """
     values = _values(plan, python)
     if plan.slurm is not None:
-        return _for_slurm(plan, job, values)
+        return _render_slurm(plan, job, values)
     if plan.ssh is not None:
         return host_scripts(plan, f"{plan.ssh.remote_dir.rstrip('/')}/jobs/{plan.id}", python)
     template = _template("node.sh.j2")
@@ -65,15 +65,15 @@ def host_scripts(plan: Plan, root: str, python: str) -> tuple[RenderedFile, ...]
 
 
 def _values(plan: Plan, python: str) -> dict[str, object]:
-    command = plan.argv[-1] if plan.shell else placeholders.shown(plan.argv)
+    command = plan.argv[-1] if plan.shell else placeholders.quote_command(plan.argv)
     return {"id": plan.id, "command": command, "setup": plan.setup, "python": python}
 
 
-def _for_slurm(plan: Plan, job: JobDir, values: dict[str, object]) -> tuple[RenderedFile, ...]:
+def _render_slurm(plan: Plan, job: JobDir, values: dict[str, object]) -> tuple[RenderedFile, ...]:
     """Return the batch script, and the script that srun starts. Raises UserError for a folder that sbatch cannot take."""
     assert plan.slurm is not None
     root = str(job.root)
-    unfit = _unfit_for_slurm(root)
+    unfit = _slurm_path_fault(root)
     if unfit:
         what = f"the job folder has {unfit} in its path"
         fix = "set ORCH_HOME to a folder without such characters"
@@ -86,7 +86,7 @@ def _for_slurm(plan: Plan, job: JobDir, values: dict[str, object]) -> tuple[Rend
     )
 
 
-def _unfit_for_slurm(root: str) -> str:
+def _slurm_path_fault(root: str) -> str:
     """Return what in a path keeps a Slurm job from writing its log there; empty for nothing."""
     if not root.isprintable():
         return "a character that sbatch cannot take"
@@ -102,13 +102,13 @@ def _template(name: str) -> jinja2.Template:
     import jinja2
 
     try:
-        return environment().get_template(name)
+        return template_environment().get_template(name)
     except jinja2.TemplateNotFound as err:
         raise ClusterError(f"orch has no {name}", str(TEMPLATES), "install orch again") from err
 
 
 @functools.cache
-def environment() -> jinja2.Environment:
+def template_environment() -> jinja2.Environment:
     """Return the templates' environment: undefined names are errors, the filter `q` quotes for a shell, `comment` makes one
     line, `directive` writes an option for sbatch."""
     import jinja2  # slow to load, and not every process that imports this renders scripts

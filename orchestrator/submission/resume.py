@@ -14,31 +14,36 @@ from orchestrator.core.jobdir import home, ownership, requests
 from orchestrator.core.jobdir.durable import replace_bytes, replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.mask import host_alone
+from orchestrator.core.mask import redact_url
 from orchestrator.spec.load import load
-from orchestrator.submission import credentials, refusals, render
+from orchestrator.submission import credentials, render, submit_checks
 from orchestrator.submission import sbatch as sbatch_submission
-from orchestrator.submission.submit import hosts_alone, keep_hosts_file, plan_for
+from orchestrator.submission.submit import copy_hosts_file, make_plan, redact_webhook
 from orchestrator.submission.supervisor_process import start_supervisor
 
-Fit = Callable[[int], object]
+WorldSizeCheck = Callable[[int], object]
 """Called with the number of ranks of a resumed job; raises UserError if its checkpoint does not fit that number."""
 
 
-@ownership.closed_to_others()
+@ownership.restricted_umask()
 def resume(
-    job: JobDir, old: Plan, save: int, overrides: tuple[str, ...], environ: Mapping[str, str], fit: Fit
+    job: JobDir,
+    old: Plan,
+    checkpoint: int,
+    overrides: tuple[str, ...],
+    environ: Mapping[str, str],
+    check_world_size: WorldSizeCheck,
 ) -> None:
     """Resume an ended job, with the plan `old`, in its own folder, from the checkpoint with this number, or the newest for 0.
     Raises OrchError, and then changes nothing."""
     if old.slurm is not None:
-        _resume_in_queue(job, old, save, overrides, environ, fit)
+        _resume_in_queue(job, old, checkpoint, overrides, environ, check_world_size)
         return
-    with _put_back_on(job, (OrchError, OSError)):  # on Ctrl-C the supervisor may be running
+    with _restore_on(job, (OrchError, OSError)):  # on Ctrl-C the supervisor may be running
         new = replan(job, old, overrides, environ) if overrides or _is_elsewhere(old) else old
-        fit(new.world_size)
-        refusals.refuse_shared_place(new, environ, job.id)
-        number = requests.ask(job.requests, "resume", save=str(save))
+        check_world_size(new.world_size)
+        submit_checks.refuse_shared_checkpoints(new, environ, job.id)
+        number = requests.send(job.requests, "resume", save=str(checkpoint))
         try:
             job.ended.unlink(missing_ok=True)
             job.cleaned_hosts.unlink(missing_ok=True)  # it will be on hosts again
@@ -50,7 +55,7 @@ def resume(
 
 
 @contextlib.contextmanager
-def _put_back_on(job: JobDir, faults: tuple[type[BaseException], ...]) -> Iterator[None]:
+def _restore_on(job: JobDir, faults: tuple[type[BaseException], ...]) -> Iterator[None]:
     """Restore the files that planning a job again changes, if the block fails with one of these."""
     files = (job.plan, job.overrides, job.webhook, job.cleaned_hosts, *job.scripts.glob("*"))
     kept = {file: (file.read_bytes(), file.stat().st_mode & 0o777) for file in files if file.exists()}
@@ -71,23 +76,28 @@ def _is_elsewhere(plan: Plan) -> bool:
 
 
 def _resume_in_queue(
-    job: JobDir, old: Plan, save: int, overrides: tuple[str, ...], environ: Mapping[str, str], fit: Fit
+    job: JobDir,
+    old: Plan,
+    checkpoint: int,
+    overrides: tuple[str, ...],
+    environ: Mapping[str, str],
+    check_world_size: WorldSizeCheck,
 ) -> None:
     """Queue an ended job again, under a new Slurm id. That id is written last: until then the batch script waits, and
     from then on nothing starts a supervisor in the nodes of the previous id."""
     sbatch_submission.require_commands(environ, job.id)
-    before = codec.loads(tuple[str, ...], job.slurm.read_bytes()) if job.slurm.exists() else ()
-    with _put_back_on(job, (BaseException,)):
+    earlier_ids = codec.loads(tuple[str, ...], job.slurm.read_bytes()) if job.slurm.exists() else ()
+    with _restore_on(job, (BaseException,)):
         new = replan(job, old, overrides, environ) if overrides else old
-        fit(new.world_size)
-        refusals.refuse_shared_place(new, environ, job.id)
+        check_world_size(new.world_size)
+        submit_checks.refuse_shared_checkpoints(new, environ, job.id)
         _write_scripts(new, job, job)  # they name its folder, which may have moved
         slurm_id = sbatch_submission.submit(job, environ, lambda key: f"{job.spec}: {key}")
-    requests.ask(job.requests, "resume", save=str(save))
+    requests.send(job.requests, "resume", save=str(checkpoint))
     job.ended.unlink(missing_ok=True)
-    home.note_origin(job, job.root)
+    home.record_origin(job, job.root)
     job.state.unlink(missing_ok=True)  # it describes the last end; from now on the queue says how the job is
-    replace_text(job.slurm, json.dumps([*before, slurm_id]))
+    replace_text(job.slurm, json.dumps([*earlier_ids, slurm_id]))
 
 
 def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[str, str]) -> Plan:
@@ -95,16 +105,16 @@ def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[
 
     Its code, id and secrets stay; the old plan is kept as `plan.N.json`. Raises OrchError, and then changes nothing.
     """
-    refusals.refuse_vain(overrides)
+    submit_checks.refuse_ineffective_overrides(overrides)
     workdir = f"workdir={json.dumps(str(job.code))}"
     kept_hosts = [f"ssh.hosts_file={json.dumps(str(job.hosts_file))}"] if job.hosts_file.exists() else []
     all_overrides = [*_overrides(job), *overrides]
     file = load(job.spec, overrides=(*_overrides(job), *kept_hosts, *overrides, workdir))
     kept = {**environ, **dict.fromkeys(old.secrets, "")}
-    new = plan_for(file, kept, old.id, old.created_at)
+    new = make_plan(file, kept, old.id, old.created_at)
     if new.world_size > old.world_size:
-        refusals.refuse_crowd(file, new)
-    refusals.refuse_missing(file, new, environ)
+        submit_checks.refuse_too_many_ranks(file, new)
+    submit_checks.refuse_missing(file, new, environ)
     if (new.name, new.secrets, new.backend) != (old.name, old.secrets, old.backend):
         what = "a job's name, secrets and backend cannot change"
         raise UserError(what, "--set", "submit it as a new job instead")
@@ -112,11 +122,11 @@ def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[
     number = len(list(job.root.glob("plan.*.json"))) + 1
     replace_text(job.root / f"plan.{number}.json", codec.dumps(old))
     replace_text(job.plan, codec.dumps(new))
-    replace_text(job.overrides, json.dumps(hosts_alone(all_overrides, webhook)))
-    if webhook and webhook != host_alone(kept_webhook):  # as it is kept in the earlier overrides
-        replace_text(job.webhook, webhook, mode=credentials.PRIVATE)
+    replace_text(job.overrides, json.dumps(redact_webhook(all_overrides, webhook)))
+    if webhook and webhook != redact_url(kept_webhook):  # as it is kept in the earlier overrides
+        replace_text(job.webhook, webhook, mode=credentials.PRIVATE_MODE)
     if file.spec.ssh.hosts_file not in (None, str(job.hosts_file)) and new.ssh is not None:
-        keep_hosts_file(job, file)
+        copy_hosts_file(job, file)
     _write_scripts(new, job, job)
     return new
 

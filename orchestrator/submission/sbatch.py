@@ -20,8 +20,8 @@ from orchestrator.core.slurm.command import (
     NOT_STARTED,
     TIMED_OUT,
     CommandResult,
-    command,
-    environment,
+    run_command,
+    sbatch_environment,
 )
 
 COMMAND_S_MAX = 60.0
@@ -29,7 +29,7 @@ COMMAND_S_MAX = 60.0
 
 TRIES_MAX = 3
 PAUSE_S = 2.0
-WORDS_CHARS_MAX = 600
+OUTPUT_CHARS_MAX = 600
 
 _FIXES = {
     NOT_FOUND: "do it on a login node of the cluster, or load its Slurm (module load slurm)",
@@ -44,10 +44,10 @@ Where = Callable[[str], str]
 _ID = re.compile(r"(?:Submitted batch job )?([0-9]+)(?:;\S+| on cluster \S+)?")
 """The line in which sbatch has the id, with `--parsable` and without; a site's plugins and wrappers may print others."""
 
-_OWN = re.compile(r"(Batch job submission failed|allocation failure): .+")
+_SBATCH_REASON = re.compile(r"(Batch job submission failed|allocation failure): .+")
 """The line of sbatch with the reason why a job was refused; around it is the site's own text."""
 
-_BROKEN = re.compile(
+_CLUSTER_FAULT = re.compile(
     r"authentication|credential|munge|configuration source|plugin|slurm\.conf|security violation|protocol version",
     re.IGNORECASE,
 )
@@ -67,25 +67,25 @@ def require_commands(environ: Mapping[str, str], where: str) -> None:
 def submit(job: JobDir, environ: Mapping[str, str], where: Where) -> str:
     """Hand the job's batch script to sbatch; return Slurm's id. Raises UserError when sbatch refuses it, else
     ClusterError."""
-    done = _tried(("sbatch", "--parsable", str(job.scripts / "slurm.sh")), environ)
+    done = _run_with_retries(("sbatch", "--parsable", str(job.scripts / "slurm.sh")), environ)
     if done.code:
-        raise _refused(done, where)
+        raise _refusal_error(done, where)
     ids = [found[1] for line in done.out.splitlines() if (found := _ID.fullmatch(line.strip()))]
     if not ids:
-        what = f"sbatch printed no job id: {_words(done)}"
+        what = f"sbatch printed no job id: {_output_line(done)}"
         raise ClusterError(what, "sbatch", "check with squeue whether the job was queued")
     return ids[-1]
 
 
-def test(script: str, environ: Mapping[str, str], where: Where) -> str:
+def test_only(script: str, environ: Mapping[str, str], where: Where) -> str:
     """Ask sbatch whether it would take a batch script, and return its answer. Raises OrchError as `submit` does."""
-    done = _tried(("sbatch", "--test-only"), environ, script)
+    done = _run_with_retries(("sbatch", "--test-only"), environ, script)
     if done.code:
-        raise _refused(done, where)
-    return _words(done) or "sbatch would take it"
+        raise _refusal_error(done, where)
+    return _output_line(done) or "sbatch would take it"
 
 
-def _tried(argv: Sequence[str], environ: Mapping[str, str], text: str = "") -> CommandResult:
+def _run_with_retries(argv: Sequence[str], environ: Mapping[str, str], text: str = "") -> CommandResult:
     """Run a command of Slurm, again while the controller does not answer. A job that was queued although sbatch reports a
     failure does no harm: its script starts nothing, since the job folder does not have its id.
 
@@ -98,11 +98,11 @@ def _tried(argv: Sequence[str], environ: Mapping[str, str], text: str = "") -> C
         if tries < TRIES_MAX:
             time.sleep(PAUSE_S * tries)
     fix = "try again when it answers: scontrol ping"
-    raise ClusterError(f"Slurm does not answer: {_words(done)}", argv[0], fix)
+    raise ClusterError(f"Slurm does not answer: {_output_line(done)}", argv[0], fix)
 
 
 def _run(argv: Sequence[str], environ: Mapping[str, str], text: str) -> CommandResult:
-    done = command(argv, environment(environ), COMMAND_S_MAX, text)
+    done = run_command(argv, sbatch_environment(environ), COMMAND_S_MAX, text)
     if done.silent:
         raise ClusterError(done.silent, argv[0], _FIXES[done.code])
     return done
@@ -112,26 +112,26 @@ def _path_of(program: str, environ: Mapping[str, str]) -> str | None:
     return shutil.which(program, path=environ.get("PATH", os.defpath))
 
 
-def _words(done: CommandResult) -> str:
+def _output_line(done: CommandResult) -> str:
     """Return the output of a command in one line, without its own name."""
     lines = [
         re.sub(r"^sbatch: (error: |fatal: )?", "", line).strip()
         for line in (done.err.strip() or done.out).splitlines()
     ]
     words = "; ".join(dict.fromkeys(line for line in lines if line))
-    return words[:WORDS_CHARS_MAX] or f"it ended with code {done.code}"
+    return words[:OUTPUT_CHARS_MAX] or f"it ended with code {done.code}"
 
 
 def _reason(done: CommandResult) -> str:
     """Return the words in which the class of a refusal is looked for: sbatch's own line, or all where there is none."""
-    words = _words(done)
-    return found[0] if (found := _OWN.search(words)) else words
+    words = _output_line(done)
+    return found[0] if (found := _SBATCH_REASON.search(words)) else words
 
 
-def _refused(done: CommandResult, where: Where) -> OrchError:
+def _refusal_error(done: CommandResult, where: Where) -> OrchError:
     """Return the error for a script that sbatch did not take."""
-    words = _words(done)
-    if _BROKEN.search(_reason(done)):
+    words = _output_line(done)
+    if _CLUSTER_FAULT.search(_reason(done)):
         fix = "the fault lies between this machine and Slurm; ask the administrator of the cluster"
         return ClusterError(f"sbatch cannot reach Slurm: {words}", "", fix)
     return UserError(f"sbatch refuses the job: {words}", where("slurm"), _FIX)

@@ -31,12 +31,12 @@ COMPRESS_LEVEL = 3
 """Of gzip, 1 to 9: code becomes small at any level, weights at no level."""
 
 GIT_S_MAX = 60.0
-_OF_THE_TARGET = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_TARGET_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of a copy that come from its target."""
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class CodeSnapshot:
     """Files to copy and to link, relative to `root`."""
 
     root: Path
@@ -48,25 +48,25 @@ class Snapshot:
     synced: tuple[Path, ...] = ()
 
 
-def survey(root: Path, limit_mb: int, leave_out: Path) -> Snapshot:
+def plan_snapshot(root: Path, limit_mb: int, leave_out: Path) -> CodeSnapshot:
     """Return the snapshot of `root`, yet to be taken; `leave_out` (the job home) is not part of it.
 
     Raises UserError when it is too large, naming the largest files, or when something cannot be read.
     """
-    listed = _by_git(root)
-    names, links = listed if listed is not None else (_everything(root, leave_out, prunes=True), ())
+    listed = _list_by_git(root)
+    names, links = listed if listed is not None else (_list_files(root, leave_out, prunes=True), ())
     environments = {name.parent for name in names if _is_environment(root, name)}
     if environments:
         names = [name for name in names if environments.isdisjoint(name.parents)]
         links = (*links, *sorted(environments))
     inside = [name for name in names if not _is_within(root / name, leave_out)]
     sizes = {name: size for name in inside if (size := _size_bytes(root / name)) is not None}
-    _check(sizes, root, limit_mb, has_git=listed is not None)
+    _refuse_too_large(sizes, root, limit_mb, has_git=listed is not None)
     kept = tuple(link for link in links if not _is_within(root / link, leave_out) and (root / link).exists())
-    return Snapshot(root, tuple(sorted(sizes)), kept, sum(sizes.values()))
+    return CodeSnapshot(root, tuple(sorted(sizes)), kept, sum(sizes.values()))
 
 
-def copy_files(snapshot: Snapshot, to: Path) -> None:
+def copy_files(snapshot: CodeSnapshot, to: Path) -> None:
     """Write the snapshot into the new folder `to`. Raises UserError when a file cannot be read, OSError for a full disk."""
     to.mkdir(parents=True)
     made: set[Path] = {to}
@@ -83,7 +83,7 @@ def copy_files(snapshot: Snapshot, to: Path) -> None:
             target.symlink_to(snapshot.root / name)
 
 
-def with_sync(snapshot: Snapshot, paths: Sequence[str], limit_mb: int, leave_out: Path) -> Snapshot:
+def add_synced(snapshot: CodeSnapshot, paths: Sequence[str], limit_mb: int, leave_out: Path) -> CodeSnapshot:
     """Return the snapshot with the files below the paths that `ssh.sync` names, less those that are copied anyway.
 
     Raises UserError for a path that is missing or lies outside, and when all together is too large.
@@ -96,7 +96,7 @@ def with_sync(snapshot: Snapshot, paths: Sequence[str], limit_mb: int, leave_out
             raise UserError(f"{text} lies outside workdir", where, "name paths below workdir, or link there")
         if not (root / name).exists():
             raise UserError(f"there is no {text} in workdir", where, f"name a path below {root}")
-        names = _everything_under(root, name) if (root / name).is_dir() else [name]
+        names = _list_files_under(root, name) if (root / name).is_dir() else [name]
         inside = [inner for inner in names if inner not in copied and not _is_within(root / inner, leave_out)]
         sizes |= {inner: size for inner in inside if (size := _size_bytes(_source(root, inner))) is not None}
     _check_sync(snapshot, paths, sizes, limit_mb)
@@ -111,7 +111,7 @@ def _source(root: Path, name: Path) -> Path:
     return goal if path.is_symlink() and goal.is_file() and not goal.is_relative_to(root.resolve()) else path
 
 
-def _check_sync(snapshot: Snapshot, paths: Sequence[str], sizes: dict[Path, int], limit_mb: int) -> None:
+def _check_sync(snapshot: CodeSnapshot, paths: Sequence[str], sizes: dict[Path, int], limit_mb: int) -> None:
     synced_bytes = sum(sizes.values())
     if snapshot.size_bytes + synced_bytes <= limit_mb * 1_000_000:
         return
@@ -123,7 +123,7 @@ def _check_sync(snapshot: Snapshot, paths: Sequence[str], sizes: dict[Path, int]
     raise UserError(what, "ssh.sync", fix)
 
 
-def pack(snapshot: Snapshot, code: Path, to: Path) -> None:
+def write_archive(snapshot: CodeSnapshot, code: Path, to: Path) -> None:
     """Write the archive `to` (tar, gzip) of a snapshot whose copies are in `code`.
 
     Raises UserError when a file cannot be read, OSError for a full disk.
@@ -140,7 +140,7 @@ def pack(snapshot: Snapshot, code: Path, to: Path) -> None:
             try:
                 _add(archive, sources[name], name)
             except OSError as err:
-                if err.errno in _OF_THE_TARGET:
+                if err.errno in _TARGET_ERRORS:
                     raise
                 what = f"cannot be packed: {err.strerror or err}"
                 raise UserError(
@@ -170,7 +170,7 @@ def _copy(root: Path, name: Path, target: Path) -> None:
         else:
             _copy_file(source, target)
     except OSError as err:
-        if err.errno in _OF_THE_TARGET:
+        if err.errno in _TARGET_ERRORS:
             raise
         raise UserError(
             f"cannot be copied: {err.strerror}", str(source), "make it readable, or let git ignore it"
@@ -196,7 +196,7 @@ def _copy_link(root: Path, source: Path, target: Path) -> None:
         target.symlink_to(os.path.relpath(goal, source.parent) if written.is_absolute() else written)
 
 
-def _by_git(root: Path) -> tuple[list[Path], tuple[Path, ...]] | None:
+def _list_by_git(root: Path) -> tuple[list[Path], tuple[Path, ...]] | None:
     """Return (tracked or trackable, ignored) by git, or None outside of a repository."""
     if not any((folder / ".git").exists() for folder in (root, *root.parents)):
         return None
@@ -208,7 +208,7 @@ def _by_git(root: Path) -> tuple[list[Path], tuple[Path, ...]] | None:
     for text in dict.fromkeys(files):  # a file in conflict is listed once for each of its stages
         path = root / text
         names += (
-            _everything_under(root, Path(text)) if path.is_dir() and not path.is_symlink() else [Path(text)]
+            _list_files_under(root, Path(text)) if path.is_dir() and not path.is_symlink() else [Path(text)]
         )
     return names, tuple(Path(text) for text in ignored if text != "./")
 
@@ -240,7 +240,7 @@ def _is_environment(root: Path, name: Path) -> bool:
     return inner and os.path.lexists(root / name.parent / "bin" / "python")
 
 
-def _everything(root: Path, leave_out: Path, *, prunes: bool = False) -> list[Path]:
+def _list_files(root: Path, leave_out: Path, *, prunes: bool = False) -> list[Path]:
     """Return all files below `root`; if it `prunes`, of a virtual environment its mark alone."""
     inside: list[Path] = []
     for folder, folders, files in os.walk(root, onerror=_unreadable):
@@ -266,9 +266,9 @@ def _unreadable(err: OSError) -> NoReturn:
     ) from err
 
 
-def _everything_under(root: Path, name: Path) -> list[Path]:
+def _list_files_under(root: Path, name: Path) -> list[Path]:
     """Return the files of a submodule, or of a repository inside, of which git lists only the folder."""
-    return [name / inner for inner in _everything(root / name, root / ".git")]
+    return [name / inner for inner in _list_files(root / name, root / ".git")]
 
 
 def _is_within(path: Path, folder: Path) -> bool:
@@ -286,7 +286,7 @@ def _size_bytes(path: Path) -> int | None:
     return mode.st_size if stat.S_ISREG(mode.st_mode) else None
 
 
-def _check(sizes: dict[Path, int], root: Path, limit_mb: int, has_git: bool) -> None:
+def _refuse_too_large(sizes: dict[Path, int], root: Path, limit_mb: int, has_git: bool) -> None:
     total = sum(sizes.values())
     if total <= limit_mb * 1_000_000:
         return

@@ -24,29 +24,29 @@ from pathlib import Path
 
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError, UserError
-from orchestrator.core.host import host_memory
+from orchestrator.core.host import host_health
 from orchestrator.core.jobdir import home, locks, ownership, requests, start_folder
 from orchestrator.core.jobdir.durable import replace_bytes, replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.mask import host_alone
+from orchestrator.core.mask import redact_url
 from orchestrator.core.slurm import queue, sbatch_options
 from orchestrator.spec.load import SpecFile, load
-from orchestrator.spec.yaml_document import path_in
-from orchestrator.submission import bundle, credentials, planner, provenance, refusals, render, snapshot
+from orchestrator.spec.yaml_document import resolve_path
+from orchestrator.submission import bundle, credentials, planner, provenance, render, snapshot, submit_checks
 from orchestrator.submission import sbatch as sbatch_submission
-from orchestrator.submission.inventory import inventory, inventory_of_hosts
+from orchestrator.submission.inventory import host_inventory, local_inventory
 from orchestrator.submission.planner import Inventory
 from orchestrator.submission.supervisor_process import start_supervisor
 
 KEY_CHARS_MAX = 100
-OTHER_S_MAX = 120.0
+KEY_WAIT_S_MAX = 120.0
 """How long another submit with the same key is waited for."""
 
 _MADE = "made"
 
 
-def plan_for(file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: float) -> Plan:
+def make_plan(file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: float) -> Plan:
     """Return the plan of a job. Raises UserError or ClusterError when it cannot be placed."""
     missing = [name for name in file.spec.secrets if name not in environ]
     if missing:
@@ -54,29 +54,31 @@ def plan_for(file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: fl
         raise UserError(what, file.where("secrets"), f"export {missing[0]}=…, then submit again")
     match file.spec.backend:
         case "local":
-            machines = inventory(environ, asks_gpus=file.spec.gpus_per_node is not None)
+            machines = local_inventory(environ, asks_gpus=file.spec.gpus_per_node is not None)
         case "ssh":
-            failed = host_memory.failures(home.home(environ), time.time())
-            machines = inventory_of_hosts(file, {host: one.words(wall_s) for host, one in failed.items()})
+            failed = host_health.recent_failures(home.job_home(environ), time.time())
+            machines = host_inventory(
+                file, {host: one.describe_failure(wall_s) for host, one in failed.items()}
+            )
         case "slurm":
-            options = sbatch_options.defaults(environ)
+            options = sbatch_options.submitter_defaults(environ)
             machines = Inventory(socket.gethostname(), (), sys.executable, sbatch=options)
-    plan = planner.plan(file, machines, job_id, wall_s)
-    refusals.refuse_foreign_syntax(file, plan, environ)
+    plan = planner.plan_job(file, machines, job_id, wall_s)
+    submit_checks.refuse_foreign_syntax(file, plan, environ)
     return plan
 
 
-def rendered(
+def render_scripts(
     spec: Path, backend: str | None, overrides: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[render.RenderedFile, ...]:
     """Return the scripts that a submit would run, for a job that is never made. Raises OrchError."""
     file = load(spec, overrides=overrides, backend=backend)
     wall_s = time.time()
-    plan = plan_for(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
-    return render.render(plan, JobDir(home.home(environ) / "jobs" / plan.id), sys.executable)
+    plan = make_plan(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
+    return render.render(plan, JobDir(home.job_home(environ) / "jobs" / plan.id), sys.executable)
 
 
-@ownership.closed_to_others()
+@ownership.restricted_umask()
 def submit(
     file: SpecFile,
     environ: Mapping[str, str],
@@ -90,32 +92,32 @@ def submit(
     Raises OrchError, and then leaves no job behind."""
     if file.spec.backend == "slurm":
         sbatch_submission.require_commands(environ, file.where("backend"))
-    folder = home.home(environ)
+    folder = home.job_home(environ)
     wall_s = time.time()
-    plan = plan_for(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
+    plan = make_plan(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
     if not oversubscribe:
-        refusals.refuse_crowd(file, plan)
-    refusals.refuse_missing(file, plan, environ)
-    refusals.refuse_shared_place(plan, environ, file.where("checkpoint.path"))
+        submit_checks.refuse_too_many_ranks(file, plan)
+    submit_checks.refuse_missing(file, plan, environ)
+    submit_checks.refuse_shared_checkpoints(plan, environ, file.where("checkpoint.path"))
     # A rank submits from the code of its job, in which no job home lies
     left_out = folder / "jobs" / f".{plan.id}" if file.workdir.is_relative_to(folder) else folder
-    code = snapshot.survey(file.workdir, file.spec.snapshot.limit_mb, left_out)
+    code = snapshot.plan_snapshot(file.workdir, file.spec.snapshot.limit_mb, left_out)
     if plan.ssh is not None:
-        code = snapshot.with_sync(code, plan.ssh.sync, file.spec.snapshot.limit_mb, left_out)
+        code = snapshot.add_synced(code, plan.ssh.sync, file.spec.snapshot.limit_mb, left_out)
     if key is not None:
-        key.note(plan.id, made=False)
-    job = _fill(folder, file, plan, code, environ, overrides)
+        key.record(plan.id, made=False)
+    job = _make_folder(folder, file, plan, code, environ, overrides)
     if plan.slurm is not None:
         _enqueue(job, environ, file.where)
     else:
-        _begin(job)
+        _start_job(job)
     if key is not None:
-        key.note(plan.id, made=True)
+        key.record(plan.id, made=True)
     provenance.list_packages(job, plan.program)
     return job
 
 
-def _begin(job: JobDir) -> None:
+def _start_job(job: JobDir) -> None:
     """Start a new job's supervisor. A job that could not be started is hidden: else the next command would start its
     supervisor, next to the job that was submitted in its place."""
     try:
@@ -125,7 +127,7 @@ def _begin(job: JobDir) -> None:
         job.root.rename(kept.root)
         raise ClusterError(err.what, str(kept.supervisor_log), err.fix) from err
     except KeyboardInterrupt:
-        requests.ask(job.requests, "cancel")  # the supervisor may be running already
+        requests.send(job.requests, "cancel")  # the supervisor may be running already
         raise KeyboardInterrupt(f"{job.id} is cancelled") from None
 
 
@@ -145,11 +147,11 @@ def _enqueue(job: JobDir, environ: Mapping[str, str], where: sbatch_submission.W
         raise
 
 
-def _fill(
+def _make_folder(
     folder: Path,
     file: SpecFile,
     plan: Plan,
-    code: snapshot.Snapshot,
+    code: snapshot.CodeSnapshot,
     environ: Mapping[str, str],
     overrides: Sequence[str],
 ) -> JobDir:
@@ -158,26 +160,28 @@ def _fill(
     draft = JobDir(folder / "jobs" / f".{plan.id}")
     try:
         draft.root.mkdir(parents=True)
-        home.require_ours(draft)
+        home.require_own_job(draft)
         snapshot.copy_files(code, draft.code)
         webhook = file.spec.notify.url
         name = Path(os.path.relpath(os.path.realpath(file.path), os.path.realpath(file.workdir)))
         if webhook and name in code.copies and not (draft.code / name).is_symlink():
-            (draft.code / name).chmod(credentials.PRIVATE)
-        start_folder.note_brought(draft, code.copies)
+            (draft.code / name).chmod(credentials.PRIVATE_MODE)
+        start_folder.record_snapshot_files(draft, code.copies)
         if plan.ssh is not None:
-            snapshot.pack(code, draft.code, draft.archive)
-            keep_hosts_file(draft, file)
+            snapshot.write_archive(code, draft.code, draft.archive)
+            copy_hosts_file(draft, file)
         for path in (draft.checkpoints, draft.logs, draft.requests, draft.scripts, draft.root / "nodes"):
             path.mkdir()
-        replace_text(draft.spec, file.text, mode=credentials.PRIVATE if webhook else 0o644, durable=False)
-        replace_text(draft.overrides, json.dumps(hosts_alone(overrides, webhook)), durable=False)
-        home.note_origin(draft, place.root)
+        replace_text(
+            draft.spec, file.text, mode=credentials.PRIVATE_MODE if webhook else 0o644, durable=False
+        )
+        replace_text(draft.overrides, json.dumps(redact_webhook(overrides, webhook)), durable=False)
+        home.record_origin(draft, place.root)
         replace_text(draft.plan, codec.dumps(plan), durable=False)
         for script in render.render(plan, place, sys.executable):
             replace_text(draft.scripts / script.name, script.text, mode=script.mode, durable=False)
         replace_bytes(draft.bundle, bundle.build(folder), durable=False)
-        credentials.fill(draft.secrets, plan, environ, webhook)
+        credentials.write_credentials(draft.secrets, plan, environ, webhook)
         provenance.record(draft, file.workdir)
         draft.root.rename(place.root)
     except OSError as err:
@@ -191,16 +195,16 @@ def _fill(
     return place
 
 
-def keep_hosts_file(job: JobDir, file: SpecFile) -> None:
+def copy_hosts_file(job: JobDir, file: SpecFile) -> None:
     """Copy the file that names the hosts: a later resume reads it again, even when the user's own is gone."""
     named = file.spec.ssh.hosts_file
     if named is not None:
-        shutil.copyfile(path_in(file.folder, named), job.hosts_file)
+        shutil.copyfile(resolve_path(file.folder, named), job.hosts_file)
 
 
-def hosts_alone(overrides: Sequence[str], webhook: str | None) -> list[str]:
+def redact_webhook(overrides: Sequence[str], webhook: str | None) -> list[str]:
     """Return overrides as they are kept: with the host alone of a webhook's address, which may hold a token."""
-    return [text.replace(webhook, host_alone(webhook)) if webhook else text for text in overrides]
+    return [text.replace(webhook, redact_url(webhook)) if webhook else text for text in overrides]
 
 
 # Keys
@@ -221,14 +225,14 @@ class SubmitKey:
             return None
         job = JobDir(self.folder / "jobs" / job_id)
         if job.root.exists():
-            self.note(job_id, made=True)
+            self.record(job_id, made=True)
             return job
         if made == _MADE:
             what = f"the job of this key, {job_id}, was deleted"
             raise UserError(what, f"--key {self.key}", "choose another key for another job")
         return None
 
-    def note(self, job_id: str, *, made: bool) -> None:
+    def record(self, job_id: str, *, made: bool) -> None:
         """Write down the job of the key: before its folder is moved into place, and after that."""
         text = f"{job_id} {_MADE if made else ''}\n".encode()
         os.pwrite(self.fd, text, 0)
@@ -237,7 +241,7 @@ class SubmitKey:
 
 
 @contextlib.contextmanager
-def held_key(folder: Path, key: str) -> Iterator[SubmitKey]:
+def hold_key(folder: Path, key: str) -> Iterator[SubmitKey]:
     """Hold a key of a job home. Raises UserError for one that is no name of a file, and ClusterError when another submit
     holds it for too long."""
     if not re.fullmatch(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{KEY_CHARS_MAX - 1}}}", key):
@@ -250,8 +254,8 @@ def held_key(folder: Path, key: str) -> Iterator[SubmitKey]:
     except OSError as err:
         raise ClusterError(f"cannot be written: {err.strerror}", str(path), "fix that folder") from err
     try:
-        if not locks.acquire(fd, OTHER_S_MAX):
-            what = f"another submit with this key has been running for {OTHER_S_MAX:.0f} s"
+        if not locks.acquire(fd, KEY_WAIT_S_MAX):
+            what = f"another submit with this key has been running for {KEY_WAIT_S_MAX:.0f} s"
             raise ClusterError(what, str(path), "orch status --all shows whether its job is there")
         yield SubmitKey(key, folder, fd)
     finally:

@@ -16,37 +16,37 @@ from orchestrator.core.errors import ClusterError
 from orchestrator.core.host import file_age, process_tags
 from orchestrator.core.jobdir import full_disk, home, locks, ownership
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.text import with_fix
+from orchestrator.core.text import split_fix
 
-BEGIN_S_MAX = 30.0
+SUBMIT_S_MAX = 30.0
 """How long a submit may take from the plan to the supervisor's lock; after that it counts as cut off."""
 
 
-def revive(job: JobDir) -> str:
+def restart_supervisor(job: JobDir) -> str:
     """Start the supervisor of an unended job that has none; return what was done as text, empty for nothing. In a Slurm
     allocation the batch script does so.
 
     Raises ClusterError when it does not start.
     """
-    if job.ended.exists() or not home.is_ours(job) or home.is_slurm(job):
+    if job.ended.exists() or not home.is_own_job(job) or home.is_slurm(job):
         return ""
     if _is_supervised(job):
         return ""
-    from orchestrator.supervisor import guard
+    from orchestrator.supervisor import supervisor_watchdog
 
-    words = guard.why_given_up(job)
+    give_up_reason = supervisor_watchdog.read_given_up_reason(job)
     start_supervisor(job)
-    return f"had died; a new one has taken over{f' ({words}; see {job.supervisor_log})' if words else ''}"
+    return f"had died; a new one has taken over{f' ({give_up_reason}; see {job.supervisor_log})' if give_up_reason else ''}"
 
 
 def _is_supervised(job: JobDir) -> bool:
     """Tell whether the job has a supervisor, by its lock. One of another machine is not replaced: the agents and ranks of a
     local job are there."""
     if not job.lock.exists():
-        return file_age.age_s(job.plan) < BEGIN_S_MAX  # its submit is running
+        return file_age.age_s(job.plan) < SUBMIT_S_MAX  # its submit is running
     if locks.is_held(job.lock):
         return True
-    who = locks.holder(job.lock)
+    who = locks.read_holder(job.lock)
     return who is not None and who.host != os.uname().nodename
 
 
@@ -60,35 +60,39 @@ SSH_ENV = ("SSH_AUTH_SOCK",)
 START_S_MAX = 30.0
 
 
-@ownership.closed_to_others()
+@ownership.restricted_umask()
 def start_supervisor(job: JobDir) -> None:
     """Start the job's supervisor under its guard, detached, and wait until it listens. Raises ClusterError when it does
     not start, and UserError for a job that is not this user's alone."""
     import subprocess
 
-    from orchestrator.journal import lost_journal
-    from orchestrator.supervisor import guard
+    from orchestrator.journal import journal_integrity
+    from orchestrator.supervisor import supervisor_watchdog
 
-    home.require_ours(job)
-    home.note_origin(job, job.root)
+    home.require_own_job(job)
+    home.record_origin(job, job.root)
     over_ssh = _is_over_ssh(job)
     names = (*SUPERVISOR_ENV, *SSH_ENV) if over_ssh else SUPERVISOR_ENV
     env = {name: os.environ[name] for name in names if name in os.environ}
-    env[process_tags.NAME] = process_tags.of(job.root, "")  # a rank may have submitted it
-    alone = () if over_ssh else ("-I", "-S")  # paramiko comes from site-packages; all else is in the bundle
-    lost_journal.require_journal(job)
-    before_ns, before = guard.up_at(job), locks.holder(job.lock)
+    env[process_tags.NAME] = process_tags.make_tag(job.root, "")  # a rank may have submitted it
+    python_options = (
+        () if over_ssh else ("-I", "-S")
+    )  # paramiko comes from site-packages; all else is in the bundle
+    journal_integrity.require_journal(job)
+    before_ns, holder_before = supervisor_watchdog.read_start_ns(job), locks.read_holder(job.lock)
     with job.supervisor_log.open("ab") as log:
         log_start = log.tell()
         process = subprocess.Popen(
-            [sys.executable, *alone, str(job.bundle), "guard", str(job.root)],
+            [sys.executable, *python_options, str(job.bundle), "guard", str(job.root)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=job.root, start_new_session=True,
         )  # fmt: skip
     deadline_s = time.monotonic() + START_S_MAX
     while time.monotonic() < deadline_s:
-        if guard.up_at(job) != before_ns or process.poll() == 0:
+        if supervisor_watchdog.read_start_ns(job) != before_ns or process.poll() == 0:
             return
-        if full_disk.is_used_up(job.root) and locks.holder(job.lock) != before:  # it waits for room
+        if (
+            full_disk.is_disk_full(job.root) and locks.read_holder(job.lock) != holder_before
+        ):  # it waits for room
             return
         if process.returncode is not None:
             break
@@ -101,7 +105,7 @@ def start_supervisor(job: JobDir) -> None:
     with job.supervisor_log.open("rb") as log:
         log.seek(log_start)
         lines = log.read().decode(errors="replace").strip().splitlines()
-    why, fix = with_fix(lines[-1] if lines else "no output")
+    why, fix = split_fix(lines[-1] if lines else "no output")
     raise ClusterError(
         f"the supervisor did not start: {why}", str(job.supervisor_log), fix or "see that file"
     )

@@ -1,3 +1,3 @@
 """The supervisor of one job: receives reports, learns, decides, journals, acts."""
 
-__all__ = ("guard", "status", "transfers")
+__all__ = ("status", "supervisor_watchdog", "transfers")

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import connection, orders, reports
-from orchestrator.core.wire.accepting import Acceptor
+from orchestrator.core.wire.port_acceptor import Acceptor
 
 HELLO_S_MAX = 5.0
 """How long a connection may take for TLS and its greeting."""
 
-STRANGERS_MAX = 64
+UNAUTHENTICATED_MAX = 64
 """How many connections may be before their greeting at once: in TLS, one costs up to a megabyte. The others wait in the
 backlog: when a thousand agents dial at once, those that have begun are soon done."""
 
@@ -30,7 +30,7 @@ BACKLOG = 1024
 HELLO_BYTES_MAX = 64 << 10
 """How long a greeting may be: it is read before its sender is known."""
 
-BEATS_GATHER_S = 0.1
+HEARTBEATS_GATHER_S = 0.1
 """How long heartbeats may wait, so that one round of decisions covers many; any other event ends the wait."""
 
 
@@ -65,7 +65,9 @@ class AgentConnections:
         assert token, "an empty token would admit all"
         self._token = token
         self._nodes = frozenset(nodes)
-        self._lines: dict[str, tuple[connection.Line, str]] = {}  # by node, with the incarnation of its agent
+        self._links: dict[
+            str, tuple[connection.PeerConnection, str]
+        ] = {}  # by node, with the incarnation of its agent
         self.hellos: dict[str, reports.Hello] = {}
         """The latest greeting of each node's agent, which may be gone."""
         self._acceptor: Acceptor | None = None
@@ -81,7 +83,7 @@ class AgentConnections:
         except OSError:
             sock = socket.create_server((host, 0), backlog=BACKLOG)
         self._acceptor = Acceptor(
-            sock, lambda stranger, admit: self._meet(stranger, context, admit), pending_max=STRANGERS_MAX,
+            sock, lambda stranger, admit: self._accept(stranger, context, admit), pending_max=UNAUTHENTICATED_MAX,
             pending_s_max=HELLO_S_MAX,
         )  # fmt: skip
         return int(sock.getsockname()[1])
@@ -95,30 +97,30 @@ class AgentConnections:
         certificate, key = job.secrets / "certificate.pem", job.secrets / "key.pem"
         return await self.listen(connection.server_context(certificate, key), host, port)
 
-    def connected(self, node: str) -> bool:
+    def is_connected(self, node: str) -> bool:
         """Return whether the node has a connection."""
-        return node in self._lines
+        return node in self._links
 
     def incarnation(self, node: str) -> str:
         """Return which agent process is connected for the node, empty when none is."""
-        return self._lines[node][1] if node in self._lines else ""
+        return self._links[node][1] if node in self._links else ""
 
     def send(self, node: str, order: orders.Order) -> bool:
         """Send an order if the node is connected; return whether it was sent, which does not mean that it arrived."""
-        if node not in self._lines:
+        if node not in self._links:
             return False
         try:
-            self._lines[node][0].send(order)
-        except connection.LineError:
+            self._links[node][0].send(order)
+        except connection.PeerError:
             return False
         return True
 
     def drop(self, node: str) -> None:
         """Break the node's connection, if it has one; its agent will dial again."""
-        if node in self._lines:
-            self._lines[node][0].abort()
+        if node in self._links:
+            self._links[node][0].abort()
 
-    async def hear(self, wait_s: float, gather_s: float = 0.0) -> list[LinkEvent]:
+    async def receive(self, wait_s: float, gather_s: float = 0.0) -> list[LinkEvent]:
         """Return all link events in the inbox, after waiting at most `wait_s` for one. Heartbeats wait a little for
         others, or `gather_s` if that is longer."""
         link_events = []
@@ -130,7 +132,7 @@ class AgentConnections:
         if not self._urgent.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(
-                    self._urgent.wait(), max(0.0, min(max(BEATS_GATHER_S, gather_s), wait_s))
+                    self._urgent.wait(), max(0.0, min(max(HEARTBEATS_GATHER_S, gather_s), wait_s))
                 )
         self._urgent.clear()
         while not self.inbox.empty():
@@ -147,68 +149,70 @@ class AgentConnections:
         """Close everything; what was sent is still delivered, within a second."""
         if self._acceptor is not None:
             self._acceptor.close()
-        for line, _ in self._lines.values():
+        for line, _ in self._links.values():
             line.writer.close()
         await asyncio.sleep(0.05)
 
-    async def _meet(
-        self, stranger: socket.socket, context: ssl.SSLContext, admit: Callable[[], None]
+    async def _accept(
+        self, client: socket.socket, context: ssl.SSLContext, admit: Callable[[], None]
     ) -> None:
         """Begin TLS with a stranger, read its greeting, and then what it sends if it is one of the job's agents."""
-        line = await connection.secured(stranger, context, HELLO_S_MAX)
+        line = await connection.accept_tls(client, context, HELLO_S_MAX)
         if line is None:
             return
         try:
             hello = await self._authenticate(line)
             admit()
-            await self._hear(line, hello)
-        except connection.LineError:
+            await self._receive_all(line, hello)
+        except connection.PeerError:
             pass
         finally:
             line.abort()
 
-    async def _authenticate(self, line: connection.Line) -> reports.Hello:
+    async def _authenticate(self, line: connection.PeerConnection) -> reports.Hello:
         """Return the greeting of one of the job's agents. Raises LineError for a stranger."""
         data, _ = await line.receive(HELLO_BYTES_MAX)
         hello, _ = connection.take_message(data, {"Hello": reports.Hello})
-        ours = hmac.compare_digest(hello.token.encode("utf-8", "surrogatepass"), self._token.encode())
+        is_token_right = hmac.compare_digest(
+            hello.token.encode("utf-8", "surrogatepass"), self._token.encode()
+        )
         if (
-            not ours
+            not is_token_right
             or hello.job != self._job
             or hello.node not in self._nodes
             or hello.protocol != reports.PROTOCOL
         ):
-            raise connection.LineError("a stranger")
+            raise connection.PeerError("a stranger")
         assert isinstance(hello, reports.Hello)
         return hello
 
-    async def _hear(self, line: connection.Line, hello: reports.Hello) -> None:
+    async def _receive_all(self, line: connection.PeerConnection, hello: reports.Hello) -> None:
         """Pass on what this agent sends until the connection ends or another replaces it."""
-        old = self._lines.pop(hello.node, None)
+        old = self._links.pop(hello.node, None)
         if old is not None:
             old[0].abort()
-        self._lines[hello.node] = (line, hello.incarnation)
+        self._links[hello.node] = (line, hello.incarnation)
         self.hellos[hello.node] = hello
-        left = False
+        said_goodbye = False
         try:
             for _ in range(hello.pending):
-                await self._pass_on(line, hello)
+                await self._receive_one(line, hello)
             self._put(AgentReady(hello))
-            while not left:
-                left = await self._pass_on(line, hello)
-        except connection.LineError:
+            while not said_goodbye:
+                said_goodbye = await self._receive_one(line, hello)
+        except connection.PeerError:
             pass
         finally:
             line.abort()
             if self._is_current(line, hello):
-                del self._lines[hello.node]
-                self._put(AgentDropped(hello.node, left))
+                del self._links[hello.node]
+                self._put(AgentDropped(hello.node, said_goodbye))
 
-    async def _pass_on(self, line: connection.Line, hello: reports.Hello) -> bool:
+    async def _receive_one(self, line: connection.PeerConnection, hello: reports.Hello) -> bool:
         """Pass one message on; return whether it was the agent's goodbye."""
         data, raw = await line.receive()
         if not self._is_current(line, hello):
-            raise connection.LineError("replaced by a newer connection")
+            raise connection.PeerError("replaced by a newer connection")
         if data.get("kind") == reports.Goodbye.__name__:
             return True
         seq = connection.take_seq(data)
@@ -223,5 +227,5 @@ class AgentConnections:
         ):
             self._urgent.set()
 
-    def _is_current(self, line: connection.Line, hello: reports.Hello) -> bool:
-        return hello.node in self._lines and self._lines[hello.node][0] is line
+    def _is_current(self, line: connection.PeerConnection, hello: reports.Hello) -> bool:
+        return hello.node in self._links and self._links[hello.node][0] is line

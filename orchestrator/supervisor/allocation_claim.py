@@ -11,24 +11,24 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, JobGoal
 from orchestrator.core import codec
-from orchestrator.core.errors import NotOursError
+from orchestrator.core.errors import OwnershipLostError
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.planned import PlannedNode
+from orchestrator.core.plan_types import PlannedNode
 
 SUCCEEDED, OVER = 0, 1
 """The job has ended."""
 
-BUSY = 73
+LOCK_HELD = 73
 """Another supervisor is running: the lock of a supervisor whose host was lost may outlive it for a while."""
 
 REQUEUED = 75
 """The nodes were given back, and Slurm is about to take them (EX_TEMPFAIL of sysexits.h)."""
 
 
-def placed(plan: Plan, allocation: Allocation | None) -> Plan:
+def plan_in_allocation(plan: Plan, allocation: Allocation | None) -> Plan:
     """Return the plan with the nodes of the allocation, if there is one."""
     if allocation is None:
         return plan
@@ -44,10 +44,10 @@ def claim(job: JobDir, name: str) -> None:
     """
     if not name:
         return
-    current = replaced(job, name)
+    current = newer_allocation(job, name)
     if _is_later(current, name):
-        raise NotOursError(f"this is allocation {name}, and the job continues in allocation {current}")
-    full_disk.wait_for(lambda: replace_text(job.allocation, f"{name}\n"))
+        raise OwnershipLostError(f"this is allocation {name}, and the job continues in allocation {current}")
+    full_disk.retry_while_full(lambda: replace_text(job.allocation, f"{name}\n"))
 
 
 def announce_allocation(job: JobDir, name: str) -> int:
@@ -57,12 +57,12 @@ def announce_allocation(job: JobDir, name: str) -> int:
         return SUCCEEDED
     try:
         claim(job, name)
-    except NotOursError as err:
+    except OwnershipLostError as err:
         print(err, flush=True)
-    return BUSY
+    return LOCK_HELD
 
 
-def replaced(job: JobDir, name: str) -> str:
+def newer_allocation(job: JobDir, name: str) -> str:
     """Return the other allocation that the job has moved to; empty when it is in this one, or none is written down."""
     if not name:
         return ""
@@ -80,7 +80,7 @@ def _is_later(one: str, other: str) -> bool:
     return are_numbers and job_id == other_id and int(number) > int(other_number)
 
 
-def leave(allocation: Allocation | None, requeue: d.Requeue | None, end: d.JobEnd | None) -> int:
+def leave_allocation(allocation: Allocation | None, requeue: d.Requeue | None, end: d.JobEnd | None) -> int:
     """Give the nodes back, if that was decided; return the exit code.
 
     An allocation in which the job has ended is not used again: a resume asks for new nodes.
@@ -95,13 +95,13 @@ def leave(allocation: Allocation | None, requeue: d.Requeue | None, end: d.JobEn
     return REQUEUED
 
 
-def _is_news(plan: Plan, facts: Facts) -> bool:
+def _differs(plan: Plan, facts: Facts) -> bool:
     nodes = [(node.name, () if facts.pool is not None else node.ranks) for node in facts.nodes.values()]
-    known = (facts.limits, facts.pool, nodes)
-    return known != (plan.limits, plan.pool, [(node.name, node.ranks) for node in plan.nodes])
+    current = (facts.limits, facts.pool, nodes)
+    return current != (plan.limits, plan.pool, [(node.name, node.ranks) for node in plan.nodes])
 
 
-class SlurmStay:
+class AllocationSession:
     """The allocation that a supervisor is in, if it is in one. `requeue`: decided, the nodes are to be given back."""
 
     def __init__(self, job: JobDir, plan: Plan, allocation: Allocation | None) -> None:
@@ -125,26 +125,26 @@ class SlurmStay:
             self.requeue = requeue
         if self._plan.slurm is not None and self._allocation is None and facts.limits is not None:
             return  # the nodes are those of the last allocation
-        if _is_news(self._plan, facts):
+        if _differs(self._plan, facts):
             yield e.Planned(now_s, self._plan.nodes, self._plan.limits, self._plan.pool)
 
     def is_idle(self, facts: Facts) -> bool:
         """Return whether the job only waits in the queue: it has no nodes to act on, and is not to be ended."""
         if self._plan.slurm is None or self._allocation is not None or facts.end is not None:
             return False
-        return facts.over is None and not (facts.goal is JobGoal.CANCEL and facts.attempt is None)
+        return facts.allocation_end is None and not (facts.goal is JobGoal.CANCEL and facts.attempt is None)
 
-    def look(self) -> None:
+    def check_replaced(self) -> None:
         """Check whether the job has moved to another allocation."""
         if self._allocation is not None:
-            self._is_replaced = bool(replaced(self._job, self._allocation.id))
+            self._is_replaced = bool(newer_allocation(self._job, self._allocation.id))
 
-    def signalled(self) -> None:
+    def check_ending(self) -> None:
         """Handle the report of a node that Slurm has signalled it."""
         if self._allocation is not None:
             self._allocation.check()
 
     @property
-    def is_over(self) -> bool:
+    def must_leave(self) -> bool:
         """Whether the supervisor is to leave: the nodes are given back, or the job has moved to others."""
         return self.requeue is not None or self._is_replaced

@@ -15,9 +15,9 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.model.rank_facts import RankState
-from orchestrator.core import planned
-from orchestrator.core.checkpoints.choice import Checkpoint
-from orchestrator.core.checkpoints.save import Save
+from orchestrator.core import plan_types
+from orchestrator.core.checkpoints.checkpoint import CheckpointRecord
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
@@ -27,8 +27,8 @@ from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.agent_config import AgentConfig
 from orchestrator.supervisor import translation
 from orchestrator.supervisor.agent_connections import AgentConnections
-from orchestrator.supervisor.transfers.closing import Gang
-from orchestrator.supervisor.transfers.save_desk import SaveDesk
+from orchestrator.supervisor.transfers.checkpoint_tracker import CheckpointTracker
+from orchestrator.supervisor.transfers.completion import CheckpointGang
 
 DISMISS_S_MAX = 5.0
 """How long agents of an ended job may take to leave once nothing is being transferred."""
@@ -40,11 +40,11 @@ LINGER_S_MAX = 600.0
 """How long after the job's end the supervisor tries to reach hosts whose agents could not be dismissed."""
 
 
-def may_shut_down(ended_at: float, moved_at: float, connected: bool, now_s: float) -> bool:
+def may_shut_down(ended_at: float, moved_at: float, has_connections: bool, now_s: float) -> bool:
     """Tell whether all agents of an ended job have left, or have had the time to. `moved_at`: the last time (job
     clock) at which transferred data arrived."""
     last_s = min(max(ended_at, moved_at), ended_at + TRANSFER_S_MAX)
-    return not connected or now_s > last_s + DISMISS_S_MAX
+    return not has_connections or now_s > last_s + DISMISS_S_MAX
 
 
 def undismissed_hosts(facts: Facts, now_s: float) -> tuple[str, ...]:
@@ -64,29 +64,29 @@ def undismissed_hosts(facts: Facts, now_s: float) -> tuple[str, ...]:
     )
 
 
-def rank_gang(facts: Facts) -> planned.Gang:
+def current_gang(facts: Facts) -> plan_types.Gang:
     """Return the nodes of the current attempt, each with its ranks."""
     return tuple((node.name, node.ranks) for node in facts.gang)
 
 
-def save_gang(facts: Facts) -> Gang:
+def checkpoint_gang(facts: Facts) -> CheckpointGang:
     """Return what the completion of checkpoints needs to know about the current attempt."""
     attempt, limits = facts.attempt, facts.limits
     if attempt is None or limits is None:
-        return Gang(0, 0, 0, ())
-    nodes = [node for node in facts.gang if node.ever_started == attempt.number]
+        return CheckpointGang(0, 0, 0, ())
+    nodes = [node for node in facts.gang if node.may_run_attempt == attempt.number]
     silent = (
         attempt.verdict.node
-        if attempt.verdict is not None and attempt.verdict.kind is d.Kind.NODE_LOST
+        if attempt.verdict is not None and attempt.verdict.kind is d.VerdictKind.NODE_LOST
         else ""
     )
-    return Gang(
+    return CheckpointGang(
         attempt.number,
         attempt.call_step,
         len(facts.ranks),
         tuple(node.name for node in nodes),
         frozenset(node.name for node in nodes if node.is_clear(attempt.number)),
-        frozenset(node.name for node in nodes if node.lost is not None or node.name == silent),
+        frozenset(node.name for node in nodes if node.agent_loss is not None or node.name == silent),
         frozenset(node.name for node in nodes if all(facts.ranks[rank].ended_well for rank in node.ranks)),
         {
             node.name: min((facts.ranks[rank].steps for rank in node.ranks), default=0)
@@ -106,15 +106,15 @@ class Executor:
         job_secrets: translation.JobSecrets,
         backend: Backend,
         connections: AgentConnections,
-        desk: SaveDesk,
+        checkpoint_tracker: CheckpointTracker,
     ) -> None:
         self._job = job
         self._plan = plan
         self._job_secrets = job_secrets
         self._backend = backend
         self._connections = connections
-        self._desk = desk
-        desk.ships = lambda node: self._ships(node, unknown=True)
+        self._checkpoint_tracker = checkpoint_tracker
+        checkpoint_tracker.is_remote = lambda node: self._is_remote(node, unknown=True)
         self._sending: dict[str, orders.Prepare] = {}  # by node, while its checkpoint is on the way
         self._mask = job_secrets.mask
         self.endpoint = ""
@@ -132,22 +132,22 @@ class Executor:
         if file.exists() and file.read_text() == self.endpoint:
             file.touch()
         else:
-            full_disk.wait_for(lambda: replace_text(file, self.endpoint))
+            full_disk.retry_while_full(lambda: replace_text(file, self.endpoint))
 
-    def carry_out(self, decision: d.Decision, gang: planned.Gang, now_s: float) -> list[e.Event]:
+    def carry_out(self, decision: d.Decision, gang: plan_types.Gang, now_s: float) -> list[e.Event]:
         """Carry out one decision for the current gang, and return what failed at once."""
         match decision:
             case d.Launch(node=node):
                 return self._launch(node, now_s)
             case d.To(node=node, order=order):
                 self._give(node, order, gang)
-            case d.CompareSave():
-                self._desk.compare(now_s, decision)
+            case d.CompareCheckpoint():
+                self._checkpoint_tracker.compare(now_s, decision)
             case d.EndJob():
-                self._desk.end(now_s)
+                self._checkpoint_tracker.end_job(now_s)
             case (
                 d.BeginAttempt()
-                | d.DistrustSave()
+                | d.DistrustCheckpoint()
                 | d.Place()
                 | d.Judge()
                 | d.Notice()
@@ -158,66 +158,73 @@ class Executor:
                 pass  # facts already
         return []
 
-    def _give(self, node: str, order: orders.NodeOrder, gang: planned.Gang) -> None:
+    def _give(self, node: str, order: orders.NodeOrder, gang: plan_types.Gang) -> None:
         """Send an order to a node; one to prepare once the save to start from is there."""
         if isinstance(order, orders.Prepare):
-            if not self._is_sent(node, order):
+            if not self._begin_send(node, order):
                 number = order.resume.save if order.resume is not None else 0
                 is_first = node == gang[0][0]  # of those that see one disk, one compares
-                self._prepare(node, order, gang, self._desk.unseen(number) if is_first else None)
+                self._prepare(
+                    node,
+                    order,
+                    gang,
+                    self._checkpoint_tracker.find_on_host_disk(number) if is_first else None,
+                )
             return
         if isinstance(order, orders.Start):
-            self._forget_sends(node)
+            self._cancel_sends(node)
         self._connections.send(node, order)
         if isinstance(order, orders.Dismiss):  # what is still being launched there is no longer wanted
             self._backend.keep_reachable(self._config(node))
 
-    def _resume_save(self, node: str, resume: Checkpoint | None) -> Save | None:
-        save = self._desk.saves.get(resume.save) if resume is not None else None
-        if save is None or not self._ships(node):
+    def _resume_checkpoint(self, node: str, resume: Checkpoint | None) -> CheckpointRecord | None:
+        save = self._checkpoint_tracker.checkpoints.get(resume.save) if resume is not None else None
+        if save is None or not self._is_remote(node):
             return save
-        return self._desk.copies.there(save, node, str(self._root(node).root))
+        return self._checkpoint_tracker.copies.locate_on_host(save, node, str(self._job_folder(node).root))
 
-    def _root(self, node: str) -> JobDir:
+    def _job_folder(self, node: str) -> JobDir:
         """Return the job's folder as the node sees it."""
         hello = self._connections.hellos.get(node)
         return JobDir.at(hello.root) if hello is not None else self._job
 
-    def _ships(self, node: str, *, unknown: bool = False) -> bool:
+    def _is_remote(self, node: str, *, unknown: bool = False) -> bool:
         """Tell whether the node does not see this machine's job folder; `unknown` where its agent has not said so."""
         hello = self._connections.hellos.get(node)
         return hello.ships if hello is not None else unknown
 
-    def _is_sent(self, node: str, order: orders.Prepare) -> bool:
+    def _begin_send(self, node: str, order: orders.Prepare) -> bool:
         """Begin to copy the checkpoint of an attempt to a node; return whether it has to be copied."""
-        save = self._desk.saves.get(order.resume.save) if order.resume is not None else None
-        if save is None or not self._ships(node):
+        save = (
+            self._checkpoint_tracker.checkpoints.get(order.resume.save) if order.resume is not None else None
+        )
+        if save is None or not self._is_remote(node):
             return False
-        if not self._desk.copies.send(save, node, str(self._root(node).root)):
+        if not self._checkpoint_tracker.copies.send(save, node, str(self._job_folder(node).root)):
             return False
         self._sending[node] = order
         return True
 
-    def _forget_sends(self, node: str) -> None:
+    def _cancel_sends(self, node: str) -> None:
         """Send nothing more to a node whose ranks are started: it could overwrite what they save."""
         self._sending.pop(node, None)
-        self._desk.copies.end_sends(node)
+        self._checkpoint_tracker.copies.end_sends(node)
 
     def poll(self, facts: Facts, now_s: float) -> list[e.Event]:
         """Return what is new from the backend: launches, agents, allocation."""
-        events = [self._failed(name, err, now_s) for name, err in self._backend.failures()]
+        events = [self._launch_failed(name, err, now_s) for name, err in self._backend.failures()]
         for node in facts.every_node():
-            sought = node.agent_state in (AgentState.LAUNCHING, AgentState.SILENT) or (
+            is_expected = node.agent_state in (AgentState.LAUNCHING, AgentState.SILENT) or (
                 node.agent_present and node.agent_state is AgentState.ABSENT
             )
-            if sought and not self._connections.connected(node.name):
+            if is_expected and not self._connections.is_connected(node.name):
                 evidence = self._backend.agent_death(node.name)
                 if evidence is not None:
                     events.append(e.AgentDied(now_s, node.name, self._mask.apply(evidence)))
-                    self._forget_sends(node.name)
-        return [*events, *self._endings(facts, now_s)]
+                    self._cancel_sends(node.name)
+        return [*events, *self._allocation_endings(facts, now_s)]
 
-    def _endings(self, facts: Facts, now_s: float) -> list[e.Event]:
+    def _allocation_endings(self, facts: Facts, now_s: float) -> list[e.Event]:
         allocation = self._backend.allocation
         endings = allocation.endings() if allocation is not None else []
         return [
@@ -231,10 +238,10 @@ class Executor:
             for ending in endings
         ]
 
-    def end_sends(self, gang: planned.Gang, now_s: float) -> list[e.Event]:
+    def finish_sends(self, gang: plan_types.Gang, now_s: float) -> list[e.Event]:
         """Prepare the nodes whose checkpoint has arrived; return those to which it could not be brought."""
-        copies, failed = self._desk.copies, list[e.Event]()
-        sent, copies.sent = copies.sent, []
+        copies, failed = self._checkpoint_tracker.copies, list[e.Event]()
+        sent, copies.finished_sends = copies.finished_sends, []
         for node, why in sent:
             order = self._sending.pop(node, None)
             if order is None or order.resume is None:
@@ -243,7 +250,7 @@ class Executor:
                 reason = f"{order.resume.path} could not be copied there: {why}"
                 failed.append(e.FromNode(now_s, node, reports.PrepareFailed(order.attempt, reason, "")))
             else:
-                self._prepare(node, order, gang, self._resume_save(node, order.resume))
+                self._prepare(node, order, gang, self._resume_checkpoint(node, order.resume))
         for node, save in copies.discards:
             self._connections.send(node, orders.Discard(save))
         copies.discards.clear()
@@ -265,7 +272,7 @@ class Executor:
         """Check a node whose connection broke or went silent."""
         self._backend.check_reachable(node)
 
-    def reasons(self, facts: Facts) -> dict[str, str]:
+    def unreachable_reasons(self, facts: Facts) -> dict[str, str]:
         """Return why nodes cannot be reached, by node, of those that are not connected."""
         reasons = {
             n.name: self._backend.reason(n.name)
@@ -278,17 +285,19 @@ class Executor:
         """Release connections and threads; agents stay."""
         self._backend.close()
 
-    def _prepare(self, node: str, order: orders.Prepare, gang: planned.Gang, save: Save | None) -> None:
+    def _prepare(
+        self, node: str, order: orders.Prepare, gang: plan_types.Gang, save: CheckpointRecord | None
+    ) -> None:
         resume = order.resume
         if resume is not None and not any(name == node for name, _ in gang):
             return  # it has lost its place during the transfer
-        if resume is not None and (found := self._resume_save(node, resume)) is not None:
-            resume = dataclasses.replace(resume, path=found.path)
+        if resume is not None and (located := self._resume_checkpoint(node, resume)) is not None:
+            resume = dataclasses.replace(resume, path=located.path)
         full = translation.prepare_node(self._plan, node, order, gang, self._job_secrets)
         full = dataclasses.replace(full, resume=resume, save=save)
         if self._plan.ssh is not None:
-            torn = self._desk.torn_on(node, order.attempt)
-            full = dataclasses.replace(full, deep=self._desk.deep, torn=torn)
+            torn = self._checkpoint_tracker.find_torn_on_host(node, order.attempt)
+            full = dataclasses.replace(full, deep=self._checkpoint_tracker.deep, torn=torn)
         self._connections.send(node, full)
 
     def _config(self, node: str) -> AgentConfig:
@@ -298,10 +307,10 @@ class Executor:
         try:
             self._backend.launch(self._config(node))
         except LaunchError as err:
-            return [self._failed(node, err, now_s)]
+            return [self._launch_failed(node, err, now_s)]
         return []
 
-    def _failed(self, node: str, err: LaunchError, now_s: float) -> e.Event:
-        is_busy = err.trouble is Retryable.BUSY  # then the job waits, and there is nothing to fix
+    def _launch_failed(self, node: str, err: LaunchError, now_s: float) -> e.Event:
+        is_busy = err.retryable is Retryable.BUSY  # then the job waits, and there is nothing to fix
         fix = "" if is_busy else self._mask.apply(err.fix)
-        return e.LaunchFailed(now_s, node, err.stage, self._mask.apply(err.reason), err.trouble, fix)
+        return e.LaunchFailed(now_s, node, err.stage, self._mask.apply(err.reason), err.retryable, fix)

@@ -14,7 +14,7 @@ from orchestrator.core import codec
 from orchestrator.core.wire import orders
 from orchestrator.core.wire.reports import Envelope, Heartbeat
 
-MUTE_S_MIN, MUTE_HEARTBEATS = 10.0, 5
+SILENT_S_MIN, SILENT_HEARTBEATS = 10.0, 5
 """A connection is taken for dead after this time without a heartbeat, but not before this many of them are missing."""
 
 
@@ -23,7 +23,7 @@ class HeartbeatTracker:
 
     def __init__(self, heartbeat_s: float) -> None:
         """`heartbeat_s`: the interval at which agents send heartbeats."""
-        self._mute_s = max(MUTE_S_MIN, MUTE_HEARTBEATS * heartbeat_s)
+        self._silent_s = max(SILENT_S_MIN, SILENT_HEARTBEATS * heartbeat_s)
         self._heartbeats: dict[str, int] = {}  # the number of the latest, by node
         self._acks: dict[str, orders.Ack] = {}  # the latest sent over the current connection, by node
 
@@ -44,14 +44,14 @@ class HeartbeatTracker:
         ack = orders.Ack(seq, self._heartbeats.get(node, 0))
         return ack if self._acks.get(node) != ack else None
 
-    def sent(self, node: str, ack: orders.Ack) -> None:
+    def note_ack_sent(self, node: str, ack: orders.Ack) -> None:
         """Remember that an acknowledgement was sent."""
         self._acks[node] = ack
 
-    def mute(self, facts: Facts, now_s: float) -> Iterator[str]:
+    def find_silent_nodes(self, facts: Facts, now_s: float) -> Iterator[str]:
         """Yield the nodes whose connection is open but silent for too long."""
         for node in facts.every_node():
-            if node.agent_state is AgentState.UP and now_s > node.contact_at + self._mute_s:
+            if node.agent_state is AgentState.UP and now_s > node.contact_at + self._silent_s:
                 yield node.name
 
 
@@ -61,8 +61,8 @@ class WorkShare:
     Measures the work inside a `with` block, in processor time of this thread. `pause_s`: how long to wait until the next.
     """
 
-    def __init__(self, most: float, pause_s_max: float) -> None:
-        self._most, self._pause_s_max = most, pause_s_max
+    def __init__(self, share_max: float, pause_s_max: float) -> None:
+        self._share_max, self._pause_s_max = share_max, pause_s_max
         self._began_s = 0.0
         self.pause_s = 0.0
 
@@ -70,4 +70,4 @@ class WorkShare:
         self._began_s = time.thread_time()
 
     def __exit__(self, *_: object) -> None:
-        self.pause_s = min((time.thread_time() - self._began_s) / self._most, self._pause_s_max)
+        self.pause_s = min((time.thread_time() - self._began_s) / self._share_max, self._pause_s_max)

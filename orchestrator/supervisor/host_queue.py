@@ -24,7 +24,7 @@ TICKETS_MAX = 10_000
 
 TICKET_BYTES_MAX = 4096 * 256
 
-TAKE_S_MAX = 1.0
+TICKET_LOCK_S_MAX = 1.0
 """How long to wait for the job's own ticket: other processes hold it for an instant, to check whether it is held."""
 
 POLL_S = 1.0
@@ -41,22 +41,22 @@ class HostQueue:
         self._ahead: tuple[str, ...] = ()
         self._due_s = float("-inf")
 
-    def news(self, facts: Facts, now_s: float) -> list[e.QueueSeen]:
+    def poll(self, facts: Facts, now_s: float) -> list[e.QueueSeen]:
         """Return the change of the jobs that come first, while the job has no hosts."""
         if facts.pool is None or facts.run_began_at is not None:
             self.leave()
             return []
-        ahead = self.ahead(now_s)
-        return [e.QueueSeen(now_s, ahead)] if ahead != facts.ahead else []
+        ahead = self.jobs_ahead(now_s)
+        return [e.QueueSeen(now_s, ahead)] if ahead != facts.jobs_ahead else []
 
-    def ahead(self, now_s: float) -> tuple[str, ...]:
+    def jobs_ahead(self, now_s: float) -> tuple[str, ...]:
         """Return the jobs, earliest first, that came before and still wait for one of these hosts, as of at most
         `POLL_S` ago. A queue that cannot be read or written delays no job."""
         if now_s >= self._due_s:
             self._due_s = now_s + POLL_S
             try:
                 self._fd = self._lock() if self._fd is None else self._fd
-                self._ahead = tuple(self._before())
+                self._ahead = tuple(self._find_earlier_jobs())
             except OSError as err:
                 print(f"cannot queue for hosts: {err}", flush=True)
         return self._ahead
@@ -74,7 +74,7 @@ class HostQueue:
         self._path.parent.mkdir(mode=0o755, exist_ok=True)
         fd = locks.open_file(self._path)
         try:
-            if not locks.acquire(fd, TAKE_S_MAX):
+            if not locks.acquire(fd, TICKET_LOCK_S_MAX):
                 raise BlockingIOError(errno.EAGAIN, "another process holds the job's ticket", str(self._path))
             os.ftruncate(fd, 0)
             os.write(fd, "\n".join(sorted(self._hosts)).encode())
@@ -83,13 +83,13 @@ class HostQueue:
             raise
         return fd
 
-    def _before(self) -> list[str]:
+    def _find_earlier_jobs(self) -> list[str]:
         paths = sorted(path for path in self._path.parent.iterdir() if path.name[:20].isdigit())[:TICKETS_MAX]
         earlier = [path for path in paths if path.name < self._path.name]
-        return [path.name.partition("-")[2] for path in earlier if self._hosts & _held(path)]
+        return [path.name.partition("-")[2] for path in earlier if self._hosts & _read_ticket(path)]
 
 
-def _held(path: Path) -> frozenset[str]:
+def _read_ticket(path: Path) -> frozenset[str]:
     """Return the hosts that a ticket names; none when it has been given up, or its supervisor is dead."""
     try:
         if not locks.is_held(path):

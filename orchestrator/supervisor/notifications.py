@@ -37,9 +37,9 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import Facts
 from orchestrator.core.codec import Json
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.jobdir.status_file import seconds, time_of_day
-from orchestrator.core.mask import Mask, host_alone
-from orchestrator.core.text import follows, sentence
+from orchestrator.core.jobdir.status_file import parse_iso, time_of_day
+from orchestrator.core.mask import Mask, redact_url
+from orchestrator.core.text import next_action_text, one_line_fault
 from orchestrator.core.version import VERSION
 from orchestrator.supervisor import status
 
@@ -54,16 +54,16 @@ POST_S_MAX = 10.0
 POST_PAUSES_S = (1.0, 4.0)
 """The pauses between the tries."""
 
-WAITING_MAX = 64
+PENDING_MAX = 64
 """How many notifications may wait for their delivery; more are dropped, with a line in the log."""
 
-OWED_S_MAX = 60.0
+DELIVERY_S_MAX = 60.0
 """How long after the job's end the supervisor waits for deliveries: longer than all tries to reach a webhook take."""
 
 CLOSE_S_MAX = 5.0
 """How long a supervisor that must exit waits for deliveries that are under way."""
 
-ENDS = tuple(end.value.lower() for end in d.JobEnd)
+JOB_END_EVENTS = tuple(end.value.lower() for end in d.JobEnd)
 """The occasions that go before all others."""
 
 OUTPUT_BYTES_MAX = 4000
@@ -77,11 +77,11 @@ def occasions(decision: d.Decision) -> tuple[str, ...]:
     """Return the values of `notify.on` that match a decision, the closest first; none for most decisions."""
     match decision:
         case d.Judge(verdict=verdict):
-            hangs = verdict.kind in (d.Kind.HANG, d.Kind.DESYNC) or verdict.culprit
+            hangs = verdict.kind in (d.VerdictKind.HANG, d.VerdictKind.DESYNC) or verdict.culprit
             return ("hang", "verdict") if hangs else ("verdict",)
-        case d.Notice(topic=d.Topic.SLOW):
+        case d.Notice(topic=d.NoticeTopic.SLOW):
             return ()
-        case d.Notice(topic=d.Topic.SUSPECT):
+        case d.Notice(topic=d.NoticeTopic.SUSPECT):
             return ("suspect",)
         case d.Notice(withdrawn=withdrawn):
             return ("withdrawn",) if withdrawn else ("notice",)
@@ -121,33 +121,33 @@ def _verdict(decision: d.Decision, facts: Facts) -> d.Verdict | None:
         case d.EndJob(end=d.JobEnd.FAILED):
             return facts.attempt.verdict if facts.attempt else None
         case d.BeginAttempt():
-            return facts.past[-1].verdict if facts.past else None
+            return facts.past_attempts[-1].verdict if facts.past_attempts else None
         case _:
             return None
 
 
-def _follows(decision: d.Decision, plan: Plan, facts: Facts, at: str) -> str:
+def _next_action_text(decision: d.Decision, plan: Plan, facts: Facts, at: str) -> str:
     """Return what orch will do about a suspected hang, and when."""
-    seen = suspects.suspicion_now(facts, decision.at)
-    if seen is None:
+    current = suspects.current_suspicion(facts, decision.at)
+    if current is None:
         return ""
-    due = status.iso(seconds(at) + (seen.in_s or 0.0))
-    return follows(seen, time_of_day(due), plan.id)
+    due = status.iso(parse_iso(at) + (current.in_s or 0.0))
+    return next_action_text(current, time_of_day(due), plan.id)
 
 
 def _text(event: str, decision: d.Decision, plan: Plan, facts: Facts, at: str) -> str:
     match decision:
         case d.Judge(verdict=d.Verdict() as verdict) | d.Notice(verdict=d.Verdict() as verdict):
             what = verdict.culprit or verdict.summary
-            lets_be = "; no action is taken" if event == "notice" else ""
-            return f"{plan.id}: {verdict.kind.value} in attempt {decision.attempt}: {what}{lets_be}"
-        case d.Notice(topic=d.Topic.HANG):
+            no_action_text = "; no action is taken" if event == "notice" else ""
+            return f"{plan.id}: {verdict.kind.value} in attempt {decision.attempt}: {what}{no_action_text}"
+        case d.Notice(topic=d.NoticeTopic.HANG):
             return f"{plan.id}: running again: {decision.why}"
-        case d.Notice(topic=d.Topic.SUSPECT):
-            then = _follows(decision, plan, facts, at)
+        case d.Notice(topic=d.NoticeTopic.SUSPECT):
+            then = _next_action_text(decision, plan, facts, at)
             return f"{plan.id}: may hang in attempt {decision.attempt}: {decision.why}{f'; {then}' if then else ''}"
         case d.Notice(why=why, fix=fix):
-            return f"{plan.id}: {sentence(why, fix=fix)}"
+            return f"{plan.id}: {one_line_fault(why, fix=fix)}"
         case d.BeginAttempt():
             return f"{plan.id}: attempt {decision.attempt} begins: {decision.why}"
         case _:
@@ -183,16 +183,16 @@ class Notifier:
         if notify is not None and notify.url is not None:
             self._threads.append(DeliveryThread("url", lambda note: post(webhook, note), self._report))
 
-    def tell(self, decision: d.Decision, facts: Facts, at: str) -> None:
+    def notify(self, decision: d.Decision, facts: Facts, at: str) -> None:
         """Send the notification of a decision, if the plan wants it; returns at once."""
         event = next((event for event in occasions(decision) if event in self._occasions), None)
         if event is not None:
-            note = self._mask.of_data(message(event, decision, self._plan, facts, at, str(self._folder)))
+            note = self._mask.mask_json(message(event, decision, self._plan, facts, at, str(self._folder)))
             note["text"] = note["text"][:TEXT_CHARS_MAX]
             for thread in self._threads:
                 thread.enqueue(note)
 
-    def faults(self) -> list[str]:
+    def take_faults(self) -> list[str]:
         """Return what went wrong with deliveries since the last call."""
         faults = []
         while not self._faults.empty():
@@ -225,7 +225,7 @@ class DeliveryThread:
         self._deliver = deliver
         self._report = report
         self._notes: queue.PriorityQueue[tuple[bool, int, Json]] = queue.PriorityQueue()
-        self._owed: dict[
+        self._pending: dict[
             int, str
         ] = {}  # by its number, the event of each note that waits or is being delivered
         self._numbers = itertools.count()
@@ -234,23 +234,23 @@ class DeliveryThread:
     @property
     def is_busy(self) -> bool:
         """Whether a note waits or is being delivered."""
-        return bool(self._owed)
+        return bool(self._pending)
 
     def give_up(self) -> None:
         """Report what is not delivered."""
-        for number in list(self._owed):
+        for number in list(self._pending):
             self._report(
-                f"notify.{self._target} did not get {self._owed.pop(number, '')}: the supervisor exits"
+                f"notify.{self._target} did not get {self._pending.pop(number, '')}: the supervisor exits"
             )
 
-    def enqueue(self, note: Json) -> None:
+    def enqueue(self, notification: Json) -> None:
         """Queue a note; returns at once."""
-        event, number = note["event"], next(self._numbers)
-        if len(self._owed) >= WAITING_MAX and event not in ENDS:
+        event, number = notification["event"], next(self._numbers)
+        if len(self._pending) >= PENDING_MAX and event not in JOB_END_EVENTS:
             self._report(f"notify.{self._target} is too slow: {event} was dropped")
             return
-        self._owed[number] = event
-        self._notes.put((event not in ENDS, number, note))
+        self._pending[number] = event
+        self._notes.put((event not in JOB_END_EVENTS, number, notification))
         if self._thread is None:
             # A daemon: whatever a delivery does, it must not keep this process from ending.
             self._thread = threading.Thread(target=self._work, name=f"notify-{self._target}", daemon=True)
@@ -258,19 +258,19 @@ class DeliveryThread:
 
     def _work(self) -> None:
         while True:
-            _, number, note = self._notes.get()
+            _, number, notification = self._notes.get()
             try:
-                fault = self._deliver(note) if number in self._owed else ""
+                fault = self._deliver(notification) if number in self._pending else ""
             except Exception as err:  # no error of a notification may affect the job
                 fault = f"{type(err).__name__}: {err}"
             if fault:
-                self._report(f"notify.{self._target} did not get {note['event']}: {fault}")
-            self._owed.pop(number, None)
+                self._report(f"notify.{self._target} did not get {notification['event']}: {fault}")
+            self._pending.pop(number, None)
 
 
 def run_command(
     argv: tuple[str, ...],
-    note: Json,
+    notification: Json,
     env: Mapping[str, str],
     folder: Path,
     mask: Mask,
@@ -279,17 +279,17 @@ def run_command(
     """Run the user's command with a note on its standard input; return what went wrong, with the end of its output. `timeout` ends
     it with all that it started, even where this process has ended before."""
     variables = {
-        "ORCH_NOTIFY_EVENT": note["event"],
-        "ORCH_NOTIFY_TEXT": note["text"],
-        "ORCH_JOB_ID": note["job"]["id"],
-        "ORCH_JOB_NAME": note["job"]["name"],
-        "ORCH_ATTEMPT": str(note["attempt"]),
+        "ORCH_NOTIFY_EVENT": notification["event"],
+        "ORCH_NOTIFY_TEXT": notification["text"],
+        "ORCH_JOB_ID": notification["job"]["id"],
+        "ORCH_JOB_NAME": notification["job"]["name"],
+        "ORCH_ATTEMPT": str(notification["attempt"]),
     }
     with (
         tempfile.TemporaryFile() as stdin,
         tempfile.TemporaryFile() as out,
     ):  # a pipe would wait for its reader
-        stdin.write(json.dumps(note).encode())
+        stdin.write(json.dumps(notification).encode())
         stdin.seek(0)
         process = subprocess.Popen(
             ("timeout", "-s", "KILL", f"{limit_s}", *argv), stdin=stdin, stdout=out, stderr=subprocess.STDOUT,
@@ -301,24 +301,24 @@ def run_command(
             f"it ended with signal {-code}" if code < 0 else f"it ended with code {code}" if code else ""
         )
         out.seek(max(0, out.seek(0, os.SEEK_END) - OUTPUT_BYTES_MAX))
-        said = " | ".join(mask.apply(out.read().decode(errors="replace").strip()).splitlines())
-        return f"{fault}; output: {said}" if fault and said else fault
+        output = " | ".join(mask.apply(out.read().decode(errors="replace").strip()).splitlines())
+        return f"{fault}; output: {output}" if fault and output else fault
 
 
 def post(
-    url: str, note: Json, limit_s: float = POST_S_MAX, pauses_s: tuple[float, ...] = POST_PAUSES_S
+    url: str, notification: Json, limit_s: float = POST_S_MAX, pauses_s: tuple[float, ...] = POST_PAUSES_S
 ) -> str:
     """POST a note to a webhook, with a few tries; return what went wrong."""
     fault = ""
     for pause_s in (0.0, *pauses_s):
         time.sleep(pause_s)
-        fault, is_final = _try(url, note, limit_s)
+        fault, is_final = _post_once(url, notification, limit_s)
         if not fault or is_final:
             return fault
     return f"{fault} ({len(pauses_s) + 1} tries)"
 
 
-def _is_here(request: urllib.request.Request) -> bool:
+def _is_local(request: urllib.request.Request) -> bool:
     """Return whether a webhook is on this machine, which a proxy could not reach."""
     host = urllib.parse.urlsplit(request.full_url).hostname or ""
     return host in ("localhost", "::1") or host.startswith("127.")
@@ -335,16 +335,16 @@ class Redirects(urllib.request.HTTPRedirectHandler):
         """Return the request to follow with. Raises HTTPError."""
         if code not in (307, 308) or not newurl.startswith(("http://", "https://")):
             raise urllib.error.HTTPError(
-                req.full_url, code, f"{msg}: it redirects to {host_alone(newurl)}; set notify.url to that address", headers, fp
+                req.full_url, code, f"{msg}: it redirects to {redact_url(newurl)}; set notify.url to that address", headers, fp
             )  # fmt: skip
         return urllib.request.Request(newurl, req.data, dict(req.header_items()), method="POST")
 
 
-def _try(url: str, note: Json, limit_s: float) -> tuple[str, bool]:
+def _post_once(url: str, notification: Json, limit_s: float) -> tuple[str, bool]:
     head = {"Content-Type": "application/json", "User-Agent": f"orch/{VERSION}"}
     try:
-        request = urllib.request.Request(url, json.dumps(note).encode(), head, method="POST")
-        proxy = urllib.request.ProxyHandler({} if _is_here(request) else None)
+        request = urllib.request.Request(url, json.dumps(notification).encode(), head, method="POST")
+        proxy = urllib.request.ProxyHandler({} if _is_local(request) else None)
         with urllib.request.build_opener(proxy, Redirects()).open(request, timeout=limit_s) as answer:
             answer.read(OUTPUT_BYTES_MAX)
         return "", True
@@ -353,7 +353,7 @@ def _try(url: str, note: Json, limit_s: float) -> tuple[str, bool]:
             is_final = 300 <= err.code < 500 and err.code not in (408, 429)
             return f"HTTP {err.code} {err.reason}", is_final
     except urllib.error.URLError as err:
-        through = "" if _is_here(request) else urllib.request.getproxies().get(request.type, "")
-        return f"{err.reason}{f' (by the proxy {host_alone(through)})' if through else ''}", False
+        through = "" if _is_local(request) else urllib.request.getproxies().get(request.type, "")
+        return f"{err.reason}{f' (by the proxy {redact_url(through)})' if through else ''}", False
     except Exception as err:  # a server may answer anything
         return f"{type(err).__name__}: {err}", False

@@ -15,7 +15,7 @@ RequestEvent: TypeAlias = (
     e.CancelRequested | e.RestartRequested | e.ResumeRequested | e.InspectRequested | e.AllocationEnded
 )
 
-_PLAIN: dict[str, type[e.CancelRequested | e.RestartRequested | e.InspectRequested]] = {
+_EVENTS: dict[str, type[e.CancelRequested | e.RestartRequested | e.InspectRequested]] = {
     "cancel": e.CancelRequested, "restart": e.RestartRequested, "look": e.InspectRequested,
 }  # fmt: skip
 
@@ -31,26 +31,26 @@ class RequestInbox:
         self._plan = plan
         self._missing_at: float | None = None
 
-    def since(self, number: int, at: float) -> list[RequestEvent]:
+    def read_after(self, number: int, at: float) -> list[RequestEvent]:
         """Return the requests after `number`, in order."""
         if self._is_deleted(at):
             self._plan = None  # asked for once
             return [e.CancelRequested(at, number + 1)]
         try:
-            new = requests.after(self._folder, number)
-            return [event for request in new if (event := _event(request, at)) is not None]
+            new = requests.read_after(self._folder, number)
+            return [event for request in new if (event := _to_event(request, at)) is not None]
         except OSError:  # out of descriptors: the requests are read once there is one again
             return []
 
     def _is_deleted(self, at: float) -> bool:
-        if self._plan is None or _may_be_there(self._plan):
+        if self._plan is None or _may_exist(self._plan):
             self._missing_at = None
             return False
         self._missing_at = at if self._missing_at is None else self._missing_at
         return at >= self._missing_at + DELETED_S_MIN
 
 
-def _may_be_there(path: Path) -> bool:
+def _may_exist(path: Path) -> bool:
     try:
         path.stat()
     except FileNotFoundError:
@@ -62,14 +62,16 @@ def _may_be_there(path: Path) -> bool:
 
 def is_resumed(folder: Path, number: int) -> bool:
     """Return whether one of the requests after `number` resumes the job."""
-    return any(isinstance(request, e.ResumeRequested) for request in RequestInbox(folder).since(number, 0.0))
+    return any(
+        isinstance(request, e.ResumeRequested) for request in RequestInbox(folder).read_after(number, 0.0)
+    )
 
 
-def _event(request: requests.Request, at: float) -> RequestEvent | None:
+def _to_event(request: requests.JobRequest, at: float) -> RequestEvent | None:
     """Return a request as an event; None for one that this version does not know."""
-    if request.ask in _PLAIN:
-        return _PLAIN[request.ask](at, request.number)
-    match request.ask:
+    if request.action in _EVENTS:
+        return _EVENTS[request.action](at, request.number)
+    match request.action:
         case "resume":
             return e.ResumeRequested(at, request.number, request.save)
         case "allocation_ended":

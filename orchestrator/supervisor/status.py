@@ -22,7 +22,7 @@ from orchestrator.core.codec import Json
 from orchestrator.core.errors import Fault
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.jobdir.series import RankSample, Sample
+from orchestrator.core.jobdir.series import Measurement, RankMeasurement
 from orchestrator.core.jobdir.status_file import (
     ENDED,
     CheckpointStatus,
@@ -34,8 +34,8 @@ from orchestrator.core.jobdir.status_file import (
     iso,
     time_of_day,
 )
-from orchestrator.core.shown import NOT_MEASURED, NOT_TOLD, Suspicion
-from orchestrator.core.text import sentence, with_remedy
+from orchestrator.core.status_types import NOT_MEASURED, NOT_REPORTED, Suspicion
+from orchestrator.core.text import one_line_fault, what_and_fix
 
 __all__ = ["ENDED", "Now", "iso", "reason", "state", "status"]
 
@@ -47,7 +47,7 @@ MISSING_SHOWN = 4
 PASSED_SHOWN = 3
 """The number of passed checkpoints that notices name."""
 
-_OF_SETUP = (d.Topic.ALONE, d.Topic.STEPS, d.Topic.LOSS, d.Topic.END)
+_SETUP_TOPICS = (d.NoticeTopic.ALONE, d.NoticeTopic.STEPS, d.NoticeTopic.LOSS, d.NoticeTopic.END)
 """What notices of a status are about; hangs are its suspicion, slow ranks its stragglers."""
 
 _PROCESS_STATES = {"T": "stopped", "t": "traced", "Z": "zombie", "D": "disk wait", "X": "dead"}
@@ -76,14 +76,14 @@ def state(facts: Facts) -> str:
     attempt = facts.attempt
     if attempt is None:
         waits = facts.queue is not None and not facts.allocation
-        return "QUEUED" if facts.ahead or waits else "STARTING"
+        return "QUEUED" if facts.jobs_ahead or waits else "STARTING"
     if facts.goal is JobGoal.CANCEL:
         return "STOPPING"
     if facts.requeued_at is not None:
         return "QUEUED"
     if attempt.phase is Phase.STOP:
         retry = attempt.verdict is not None and attempt.verdict.retry
-        return "RESTARTING" if retry or _asked(facts, attempt) else "STOPPING"
+        return "RESTARTING" if retry or _user_request(facts, attempt) else "STOPPING"
     if attempt.running_at is not None:
         return "RUNNING"
     if placement.is_queued(facts) and attempt.number == facts.resumed_after + 1:
@@ -96,7 +96,7 @@ def status(
     facts: Facts,
     now: Now,
     reasons: Mapping[str, str] = NOTHING,
-    travels: Sequence[TransferStatus] = (),
+    transfers: Sequence[TransferStatus] = (),
     notices: Sequence[str] = (),
 ) -> Status:
     """Return the job as `orch status --json` shows it. `reasons`: why a node has no connection; `travels`: checkpoints in
@@ -106,17 +106,19 @@ def status(
     alive = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.ALIVE]
     now_state = state(facts)
     rates = {rank.rank: _rate_per_s(facts, rank, now) for rank in alive} if now_state == "RUNNING" else {}
-    known = [rate_per_s for rate_per_s in rates.values() if rate_per_s is not None]
-    slowest = min([rate for rate in known if rate] or known, default=None)  # some ranks only serve the others
-    told = training.told(facts)
-    total = plan.total_steps or training.total_steps(facts.step, training.rate_per_s(facts), told)
+    rates_known = [rate_per_s for rate_per_s in rates.values() if rate_per_s is not None]
+    slowest = min(
+        [rate for rate in rates_known if rate] or rates_known, default=None
+    )  # some ranks only serve the others
+    reported = training.reported_training(facts)
+    total = plan.total_steps or training.total_steps(facts.step, training.rate_per_s(facts), reported)
     suspected = _suspected(facts, now) if facts.end is None else None
     hosts = {planned.name: planned.host for planned in plan.nodes}
     local = {number: index for node in facts.nodes.values() for index, number in enumerate(node.ranks)}
     return replace(
-        status_file.unknown(plan, now_state, reason(facts, now), now.wall_s),
+        status_file.status_from_plan(plan, now_state, reason(facts, now), now.wall_s),
         attempt=max(number, 1),
-        restarts=max(0, number - 1 - facts.resumes),
+        restarts=max(0, number - 1 - facts.resume_count),
         launch_call=attempt.call if attempt else 1,
         step=facts.step,
         steps_per_s=None if slowest is None else round(slowest, 3),
@@ -124,7 +126,9 @@ def status(
         suspected=suspected,
         notices=(*_notices(facts), *notices),
         progress=_progress(facts),
-        training=training.shown(told, facts.step, total, slowest if now_state == "RUNNING" else 0.0),
+        training=training.estimate_progress(
+            reported, facts.step, total, slowest if now_state == "RUNNING" else 0.0
+        ),
         stragglers=_stragglers(facts),
         started_at=now.iso(facts.run_began_at),
         ended_at=now.iso(facts.ended_at),
@@ -137,7 +141,7 @@ def status(
             _rank(base, rank, now, local.get(rank.rank, 0), rates.get(rank.rank), plan.total_steps)
             for rank in facts.ranks.values()
         ),
-        travels=tuple(travels),
+        travels=tuple(transfers),
     )
 
 
@@ -148,25 +152,25 @@ def reason(facts: Facts, now: Now | None = None) -> str:
     if facts.end is not None:
         return facts.end_why
     if facts.goal is JobGoal.CANCEL:
-        return f"{facts.cancelled}; its ranks are being stopped"
+        return f"{facts.cancel_reason}; its ranks are being stopped"
     if facts.requeued_at is not None:
-        return f"waiting in the queue for nodes again; {facts.requeued}"
+        return f"waiting in the queue for nodes again; {facts.requeue_reason}"
     if attempt is None:
-        return _queue(facts)
+        return _queue_text(facts)
     if attempt.verdict is not None:
-        return f"{attempt.verdict.kind.value}: {attempt.verdict.summary}{_fence(facts, attempt, now)}{_compared(facts)}"
-    coming = sorted(save.main for save in facts.saves.values() if save.is_coming)
+        return f"{attempt.verdict.kind.value}: {attempt.verdict.summary}{_fence_text(facts, attempt, now)}{_compare_text(facts)}"
+    coming = sorted(save.main for save in facts.checkpoints.values() if save.is_in_transit)
     if coming and attempt.phase is Phase.STOP:
         return f"waiting for {', '.join(coming[:MISSING_SHOWN])} to be fetched"
-    if asked := _asked(facts, attempt):
-        return f"{asked}{_fence(facts, attempt, now)}{_compared(facts)}"
+    if asked := _user_request(facts, attempt):
+        return f"{asked}{_fence_text(facts, attempt, now)}{_compare_text(facts)}"
     if placement.is_queued(facts):
-        return _queue(facts)
-    if attempt.running_at is None and facts.past and facts.past[-1].verdict is not None:
-        last = facts.past[-1].verdict
-        return f"attempt {facts.past[-1].number} ended: {last.kind.value}: {last.summary}"
+        return _queue_text(facts)
+    if attempt.running_at is None and facts.past_attempts and facts.past_attempts[-1].verdict is not None:
+        last = facts.past_attempts[-1].verdict
+        return f"attempt {facts.past_attempts[-1].number} ended: {last.kind.value}: {last.summary}"
     missing = [
-        f"{node.name} ({_why_away(node)})"
+        f"{node.name} ({_absence_reason(node)})"
         for node in facts.gang or facts.nodes.values()
         if node.agent_state is not AgentState.UP
         and (attempt.placed_at is not None or node.agent_state is not AgentState.ABSENT)
@@ -174,27 +178,27 @@ def reason(facts: Facts, now: Now | None = None) -> str:
     if attempt.running_at is None and missing:
         more = len(missing) - MISSING_SHOWN
         return f"waiting for {', '.join(missing[:MISSING_SHOWN])}{f' and {more} more' if more > 0 else ''}"
-    if attempt.running_at is not None and facts.ranks_done and not facts.done:
-        going = ", ".join([node.name for node in facts.gang if facts.runs_script(node)][:MISSING_SHOWN])
-        return f"all ranks have ended with code 0; the script continues on {going}"
+    if attempt.running_at is not None and facts.are_ranks_done and not facts.is_done:
+        running = ", ".join([node.name for node in facts.gang if facts.runs_script(node)][:MISSING_SHOWN])
+        return f"all ranks have ended with code 0; the script continues on {running}"
     stopped = [str(rank.rank) for rank in facts.ranks.values() if rank.state in ("T", "Z")]
     return f"rank {', '.join(stopped)} is stopped or a zombie (state T or Z)" if stopped else ""
 
 
-def _asked(facts: Facts, attempt: AttemptFacts) -> str:
+def _user_request(facts: Facts, attempt: AttemptFacts) -> str:
     """Return the user's request that another attempt follows, a resume or a restart; empty for none."""
     if attempt.number <= facts.resumed_after:
-        return restart_policy.RESUME_ASKED
-    is_asked = attempt.phase is Phase.STOP and attempt.verdict is None and attempt.restart_asked
-    return restart_policy.RESTART_ASKED if is_asked and not facts.done else ""
+        return restart_policy.RESUME_REQUESTED
+    is_asked = attempt.phase is Phase.STOP and attempt.verdict is None and attempt.restart_requested
+    return restart_policy.RESTART_REQUESTED if is_asked and not facts.is_done else ""
 
 
-def _why_away(node: NodeFacts) -> str:
-    fault = placement.note(node)
-    return with_remedy(fault) if fault else _AWAY[node.agent_state]
+def _absence_reason(node: NodeFacts) -> str:
+    fault = placement.unused_reason(node)
+    return what_and_fix(fault) if fault else _AGENT_STATE_TEXTS[node.agent_state]
 
 
-_AWAY = {
+_AGENT_STATE_TEXTS = {
     AgentState.ABSENT: "not started yet",
     AgentState.LAUNCHING: "being started",
     AgentState.SILENT: "silent",
@@ -202,7 +206,7 @@ _AWAY = {
 }
 
 
-def _fence(facts: Facts, attempt: AttemptFacts, now: Now | None) -> str:
+def _fence_text(facts: Facts, attempt: AttemptFacts, now: Now | None) -> str:
     """Return which silent nodes a restart waits for, so that two attempts never run at the same time, until when at most,
     and which spare then takes over."""
     silent = [
@@ -217,47 +221,51 @@ def _fence(facts: Facts, attempt: AttemptFacts, now: Now | None) -> str:
     at = now.iso(until_s) if now and until_s < math.inf else None
     until = f", until {time_of_day(at)} at the latest" if at else ""
     spare = next((node.name for node in facts.spares if node.agent_state is AgentState.UP), "")
-    then = f"; then {spare} takes over" if spare else ""
-    return f"; waiting for the end of ranks on {names}{until}{then}"
+    takeover = f"; then {spare} takes over" if spare else ""
+    return f"; waiting for the end of ranks on {names}{until}{takeover}"
 
 
-def _compared(facts: Facts) -> str:
+def _compare_text(facts: Facts) -> str:
     attempt = facts.attempt
-    if attempt is None or attempt.compare_at is None or attempt.comparing not in facts.saves:
+    if (
+        attempt is None
+        or attempt.compare_ordered_at is None
+        or attempt.checkpoint_to_compare not in facts.checkpoints
+    ):
         return ""
-    return f"; {facts.saves[attempt.comparing].main} is verified first"
+    return f"; {facts.checkpoints[attempt.checkpoint_to_compare].main} is verified first"
 
 
-def verdict(given: d.Verdict, judged_at: float) -> Json:
+def verdict(judged: d.Verdict, judged_at: float) -> Json:
     """Return a verdict as in `orch why --json` and notifications; `judged_at` is the job clock."""
-    frame = given.signature.frame
+    frame = judged.signature.frame
     return {
-        "kind": given.kind.value,
-        "ranks": list(given.ranks),
-        "node": given.node,
-        "step": given.step,
-        "summary": given.summary,
-        "culprit": given.culprit,
-        "waiting": given.waiting,
-        "evidence": list(given.evidence),
-        "head": given.head,
+        "kind": judged.kind.value,
+        "ranks": list(judged.ranks),
+        "node": judged.node,
+        "step": judged.step,
+        "summary": judged.summary,
+        "culprit": judged.culprit,
+        "waiting": judged.waiting,
+        "evidence": list(judged.evidence),
+        "head": judged.head,
         "proof": [
             {"kind": piece.kind.value, "text": piece.text, "node": piece.node, "fix": piece.fix}
-            for piece in given.proof
+            for piece in judged.proof
         ],
-        "signature": list(given.signature.texts),
+        "signature": list(judged.signature.texts),
         "frame": asdict(frame) if frame is not None else None,
-        "detected_s": round(max(0.0, judged_at - given.since_s), 3),
+        "detected_s": round(max(0.0, judged_at - judged.since_s), 3),
     }
 
 
-def _queue(facts: Facts) -> str:
+def _queue_text(facts: Facts) -> str:
     """Return what a job without hosts waits for."""
-    if facts.ahead:
-        more = len(facts.ahead) - MISSING_SHOWN
-        first = ", ".join(facts.ahead[:MISSING_SHOWN])
+    if facts.jobs_ahead:
+        more = len(facts.jobs_ahead) - MISSING_SHOWN
+        first = ", ".join(facts.jobs_ahead[:MISSING_SHOWN])
         return f"waiting behind {first}{f' and {more} more' if more > 0 else ''}, submitted earlier"
-    busy = [f"{node.name} ({node.busy.reason})" for node in facts.nodes.values() if node.busy]
+    busy = [f"{node.name} ({node.host_busy.reason})" for node in facts.nodes.values() if node.host_busy]
     more = len(busy) - MISSING_SHOWN
     first = ", ".join(busy[:MISSING_SHOWN])
     return f"waiting for {first}{f' and {more} more' if more > 0 else ''}" if busy else ""
@@ -284,17 +292,17 @@ def _stragglers(facts: Facts) -> tuple[StragglerStatus, ...]:
 
 def _suspected(facts: Facts, now: Now) -> Suspicion | None:
     """Return the suspicion, with rounded ages."""
-    seen = suspects.suspicion_now(facts, now.job_s)
-    if seen is None:
+    current = suspects.current_suspicion(facts, now.job_s)
+    if current is None:
         return None
-    in_s = None if seen.in_s is None else round(seen.in_s, 1)
-    return replace(seen, for_s=round(seen.for_s, 1), in_s=in_s)
+    in_s = None if current.in_s is None else round(current.in_s, 1)
+    return replace(current, for_s=round(current.for_s, 1), in_s=in_s)
 
 
 def _rate_per_s(facts: Facts, rank: RankFacts, now: Now) -> float | None:
     """Return the pace of a rank: 0 while it makes no steps."""
     rate_per_s = rank.beat.rate_per_s
-    return rate_per_s if rate_per_s is None or suspicion.makes_steps(facts, rank, now.job_s) else 0.0
+    return rate_per_s if rate_per_s is None or suspicion.is_stepping(facts, rank, now.job_s) else 0.0
 
 
 def _notices(facts: Facts) -> Iterator[str]:
@@ -303,21 +311,21 @@ def _notices(facts: Facts) -> Iterator[str]:
     attempt = facts.attempt
     if attempt is None:
         return
-    given = {one.topic: one for past in facts.past for one in past.attempt.notices}
+    given = {one.topic: one for past in facts.past_attempts for one in past.attempt.notices}
     given |= {one.topic: one for one in attempt.notices}
-    for topic in _OF_SETUP:
+    for topic in _SETUP_TOPICS:
         if (notice := given.get(topic)) is not None and not notice.withdrawn:
-            yield sentence(notice.why, fix=notice.fix)
-    if ignores := checkpoints.ignores_checkpoint(attempt):
+            yield one_line_fault(notice.why, fix=notice.fix)
+    if ignores := checkpoints.ignored_checkpoint_text(attempt):
         yield ignores
-    for loser in attempt.passed[:PASSED_SHOWN]:
+    for loser in attempt.passed_over[:PASSED_SHOWN]:
         at = "" if loser.step is None else f" (step {loser.step:,})"
         yield f"attempt {attempt.number} did not resume from {loser.main}{at}: {loser.why}"
 
 
 def _progress(facts: Facts) -> str | None:
     """Return the progress bar of a job that makes no steps: that of the first rank that has one, as people read it."""
-    if facts.attempt is None or facts.made:
+    if facts.attempt is None or facts.steps_made:
         return None
     return next((rank.beat.progress for rank in facts.ranks.values() if rank.beat.progress), None)
 
@@ -328,13 +336,13 @@ def _checkpoint(facts: Facts) -> CheckpointStatus | None:
 
 def _node(facts: Facts, node: NodeFacts, now: Now, host: str, reason: str) -> NodeStatus:
     # A new supervisor resets the contact of every node; a node whose agent never reported is not "seen".
-    seen = now.age_s(node.contact_at) if node.contact_at and node.incarnation else None
-    fault = placement.note(node) or Fault(node.name, reason)
+    seen_s = now.age_s(node.contact_at) if node.contact_at and node.incarnation else None
+    fault = placement.unused_reason(node) or Fault(node.name, reason)
     return NodeStatus(
         name=node.name,
         host=host,
         state=_node_state(node, ended=facts.end is not None),
-        seen_s=seen,
+        seen_s=seen_s,
         role="placed" if node.ranks else "spare" if node.agent_state is AgentState.UP else "idle",
         ranks=list(node.ranks),
         note=fault.what,
@@ -349,43 +357,43 @@ def _node_state(node: NodeFacts, *, ended: bool) -> str:
     if node.excluded:
         return "excluded"
     if ended:
-        return "left" if node.incarnation else "busy" if node.busy else link
-    return "busy" if node.busy and node.agent_state is AgentState.ABSENT else link
+        return "left" if node.incarnation else "busy" if node.host_busy else link
+    return "busy" if node.host_busy and node.agent_state is AgentState.ABSENT else link
 
 
 def _rank(
     base: int, rank: RankFacts, now: Now, local: int, rate_per_s: float | None, total: int | None
 ) -> RankStatus:
     alive = rank.rank_state is RankState.ALIVE
-    shown = _PROCESS_STATES.get(rank.state, "running") if alive else rank.rank_state.value
+    state_text = _PROCESS_STATES.get(rank.state, "running") if alive else rank.rank_state.value
     code = rank.code if rank.signal is None else -rank.signal
     step = base + rank.steps if rank.steps else None
-    told = rank.training or NOT_TOLD
-    total = total or training.total_steps(step, rank.beat.rate_per_s, told)
+    reported = rank.training or NOT_REPORTED
+    total = total or training.total_steps(step, rank.beat.rate_per_s, reported)
     return RankStatus(
         rank=rank.rank,
         local_rank=local,
         node=rank.node,
         pid=rank.pid or None,
-        state=shown,
+        state=state_text,
         step=step,
         steps_per_s=round(rate_per_s, 3) if rate_per_s is not None else None,
         beat_s=now.age_s(rank.beat_at) if alive else None,
         exit=code,
         progress=rank.beat.progress or None,
-        training=training.shown(told, step, total, rate_per_s if alive else 0.0),
+        training=training.estimate_progress(reported, step, total, rate_per_s if alive else 0.0),
         usage=(rank.usage if alive else None) or NOT_MEASURED,
         step_age_s=now.age_s(rank.step_at) if alive and rank.steps else None,
     )
 
 
-def sample(status: Status, facts: Facts, wall_s: float) -> Sample:
+def sample(status: Status, facts: Facts, wall_s: float) -> Measurement:
     """Return what the living ranks measure, for the job's series."""
-    return Sample(
+    return Measurement(
         wall_s,
         status.attempt,
         tuple(
-            RankSample(
+            RankMeasurement(
                 rank=rank.rank,
                 step=rank.step,
                 steps_per_s=rank.steps_per_s,

@@ -19,16 +19,16 @@ from orchestrator.core import codec, observations
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.mask import Mask, of_secrets
-from orchestrator.core.planned import Gang
+from orchestrator.core.mask import Mask, make_mask
+from orchestrator.core.plan_types import Gang
 from orchestrator.core.settings import rank_env
 from orchestrator.core.wire import connection, orders, reports
-from orchestrator.core.wire.agent_config import AgentConfig, Needs
+from orchestrator.core.wire.agent_config import AgentConfig, LeaseNeeds
 from orchestrator.core.wire.tokens import is_token
 
 T = TypeVar("T")
 
-_REPORTS: dict[str, type[reports.NodeReport]] = codec.by_kind(reports.NodeReport)
+_REPORTS: dict[str, type[reports.NodeReport]] = codec.classes_by_kind(reports.NodeReport)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class JobSecrets:
 
     token: str
     certificate: str
-    outer: dict[str, str]
+    environment: dict[str, str]
     secrets: dict[str, str]
     webhook: str = ""
 
     @property
     def mask(self) -> Mask:
         """The mask that hides the secrets in the journal, in notifications and in what is shown."""
-        return of_secrets(self.secrets.values(), self.webhook)
+        return make_mask(self.secrets.values(), self.webhook)
 
 
 def read_secrets(job: JobDir) -> JobSecrets:
@@ -56,7 +56,7 @@ def read_secrets(job: JobDir) -> JobSecrets:
     return JobSecrets(
         token=_read_private(job.secrets / "token", _token),
         certificate=_read_private(certificate, str),
-        outer=_read_private(job.secrets / "environment.json", texts),
+        environment=_read_private(job.secrets / "environment.json", texts),
         secrets=_read_private(job.secrets / "secrets.json", texts),
         webhook=_read_private(job.webhook, str) if job.webhook.exists() else "",
     )
@@ -83,7 +83,7 @@ def _token(text: str) -> str:
 # From agents
 
 
-def agent_up(plan: Plan, hello: reports.Hello, at: float) -> e.AgentUp:
+def to_agent_up(plan: Plan, hello: reports.Hello, at: float) -> e.AgentUp:
     """Return a greeting as the brain's event."""
     address = hello.address or _address(plan, hello.node) or "127.0.0.1"
     return e.AgentUp(
@@ -91,30 +91,30 @@ def agent_up(plan: Plan, hello: reports.Hello, at: float) -> e.AgentUp:
     )
 
 
-def event(plan: Plan, envelope: reports.Envelope, mask: Mask, at: float) -> e.FromNode:
+def to_event(plan: Plan, envelope: reports.Envelope, mask: Mask, at: float) -> e.FromNode:
     """Return a reliable report as the brain's event. Raises CodecError when it cannot be read."""
-    report = codec.unpack_kind(_REPORTS, mask.of_data(envelope.data))
+    report = codec.unpack_kind(_REPORTS, mask.mask_json(envelope.data))
     if isinstance(report, reports.Prepared):
-        report = _with_usable_addresses(plan, envelope.node, report)
+        report = _limit_addresses(plan, envelope.node, report)
     return e.FromNode(at, envelope.node, report)
 
 
-def unpacked(cls: type[T], report: reports.Envelope) -> T:
+def unpack_report(cls: type[T], report: reports.Envelope) -> T:
     """Return a report as it was sent. Raises CodecError when it cannot be read."""
     return codec.unpack(cls, {key: value for key, value in report.data.items() if key != "kind"})
 
 
-def _with_usable_addresses(plan: Plan, node: str, prepared: reports.Prepared) -> reports.Prepared:
+def _limit_addresses(plan: Plan, node: str, prepared: reports.Prepared) -> reports.Prepared:
     """Return the report with the addresses that may be used: the one in the plan, else those of the interface that the
     user chose, else all. Where the node reports none, its address in the plan."""
-    given, chosen = _address(plan, node), plan.env.get("GLOO_SOCKET_IFNAME", "")
+    planned_address, chosen = _address(plan, node), plan.env.get("GLOO_SOCKET_IFNAME", "")
     if not prepared.addresses:
-        return dataclasses.replace(prepared, address=prepared.address or given or "127.0.0.1")
-    if given:
-        interface = next((own.interface for own in prepared.addresses if own.ip == given), "")
-        return dataclasses.replace(prepared, addresses=(observations.Address(given, interface),))
-    fitting = tuple(own for own in prepared.addresses if own.interface == chosen)
-    return dataclasses.replace(prepared, addresses=fitting or prepared.addresses)
+        return dataclasses.replace(prepared, address=prepared.address or planned_address or "127.0.0.1")
+    if planned_address:
+        interface = next((own.interface for own in prepared.addresses if own.ip == planned_address), "")
+        return dataclasses.replace(prepared, addresses=(observations.Address(planned_address, interface),))
+    usable = tuple(own for own in prepared.addresses if own.interface == chosen)
+    return dataclasses.replace(prepared, addresses=usable or prepared.addresses)
 
 
 def _address(plan: Plan, node: str) -> str:
@@ -142,23 +142,23 @@ def agent_config(plan: Plan, job: JobDir, job_secrets: JobSecrets, node: str, ad
         heartbeat_s=plan.heartbeat_s,
         node_timeout_s=plan.limits.node_timeout_s,
         fence_s=plan.limits.fence_s,
-        away_fence_s=plan.limits.away_fence_s,
+        disconnected_timeout_s=plan.limits.disconnected_timeout_s,
         checkpoint_glob=plan.checkpoint_glob,
         finds_checkpoints=ssh is not None or plan.slurm is not None or node == plan.nodes[0].name,
         ships=ssh is not None,
-        needs=_needs(pool.gpus_each, pool.ranks_each, slots) if pool and ssh else Needs(0, 0, 0),
+        needs=_needs(pool.gpus_each, pool.ranks_each, slots) if pool and ssh else LeaseNeeds(0, 0, 0),
         allocated=plan.slurm is not None,
     )
 
 
-def _needs(gpus: int, ranks: int, slots_there: int) -> Needs:
-    return Needs(gpus, 0, 0) if gpus else Needs(0, ranks, slots_there)
+def _needs(gpus: int, ranks: int, slots_there: int) -> LeaseNeeds:
+    return LeaseNeeds(gpus, 0, 0) if gpus else LeaseNeeds(0, ranks, slots_there)
 
 
 def prepare_node(
     plan: Plan, node: str, order: orders.Prepare, gang: Gang, job_secrets: JobSecrets
 ) -> orders.PrepareNode:
     """Return the order with what a node needs for it, as far as that does not depend on the checkpoint to start from."""
-    outer, secrets = rank_env.inherited(plan, job_secrets.outer), job_secrets.secrets
+    outer, secrets = rank_env.inherited_env(plan, job_secrets.environment), job_secrets.secrets
     names = tuple(name for name, _ in gang)
     return orders.PrepareNode(order.attempt, order.resume, plan.for_node(node), names, outer, secrets)

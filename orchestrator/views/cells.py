@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from orchestrator.core.invisible_characters import harmless
+from orchestrator.core.invisible_characters import escape_harmful
 
 STYLES = {
     "QUEUED": "yellow",
@@ -38,10 +38,10 @@ Line: TypeAlias = tuple[Cell, ...]
 def line(*parts: str | Cell) -> Line:
     """Return a line of pieces, made harmless for a terminal: one line, also where a name has a line break."""
     cells = (part if isinstance(part, Cell) else Cell(part) for part in parts)
-    return tuple(Cell(harmless(cell.text).replace("\n", "\\n"), cell.style) for cell in cells)
+    return tuple(Cell(escape_harmful(cell.text).replace("\n", "\\n"), cell.style) for cell in cells)
 
 
-def plain(lines: Iterable[Line]) -> str:
+def plain_text(lines: Iterable[Line]) -> str:
     """Return lines as plain text."""
     return "".join("".join(cell.text for cell in cells).rstrip() + "\n" for cells in lines)
 
@@ -86,13 +86,13 @@ WRAP_INDENT_MAX = 14
 _LABEL = re.compile(r" *(?:\S+(?: \S+)*  +)?")
 
 
-def wrapped(lines: Iterable[Line], chars_max: int | None) -> list[Line]:
+def wrap(lines: Iterable[Line], chars_max: int | None) -> list[Line]:
     """Return lines that fit into `chars_max`, broken at words, or between the items of a row, which are two spaces apart.
     A command stays in one line, so that it can be copied."""
-    return [part for one in lines for part in (_parts(one, chars_max) if chars_max else [one])]
+    return [part for one in lines for part in (_wrap_line(one, chars_max) if chars_max else [one])]
 
 
-def _parts(one: Line, chars_max: int) -> list[Line]:
+def _wrap_line(one: Line, chars_max: int) -> list[Line]:
     text = "".join(cell.text for cell in one).rstrip()
     if len(text) <= chars_max or any(cell.style == "cyan" for cell in one):
         return [one]
@@ -103,16 +103,16 @@ def _parts(one: Line, chars_max: int) -> list[Line]:
     parts: list[tuple[int, int]] = []
     begin, room = max(leading - indent, 0), chars_max
     while len(text) - begin > room:
-        end = _break(text, begin + (indent if not parts else 0), begin + room)
+        end = _break_at(text, begin + (indent if not parts else 0), begin + room)
         parts.append((begin, end))
         begin = end + len(text[end:]) - len(text[end:].lstrip(" "))
         room = chars_max - indent
     parts += [(begin, len(text))] if begin < len(text) else []
     pad = (Cell(" " * indent),)
-    return [(*(pad if number else ()), *_cut_out(one, *part)) for number, part in enumerate(parts)]
+    return [(*(pad if number else ()), *_slice_line(one, *part)) for number, part in enumerate(parts)]
 
 
-def _break(text: str, begin: int, limit: int) -> int:
+def _break_at(text: str, begin: int, limit: int) -> int:
     """Return where a line is broken: in its second half between two items or clauses, else between two words, else after one."""
     items = len(text[: text.rfind("  ", begin, limit + 2) + 1].rstrip())
     between = max(items, text.rfind("; ", begin, limit) + 1)
@@ -123,7 +123,7 @@ def _break(text: str, begin: int, limit: int) -> int:
     return after if after > 0 else len(text)
 
 
-def _cut_out(one: Line, begin: int, end: int) -> Line:
+def _slice_line(one: Line, begin: int, end: int) -> Line:
     cells, at = [], 0
     for cell in one:
         text = cell.text[max(0, begin - at) : max(0, end - at)]
@@ -132,12 +132,12 @@ def _cut_out(one: Line, begin: int, end: int) -> Line:
     return tuple(cells)
 
 
-def short(text: str, folder: str) -> str:
+def shorten_paths(text: str, folder: str) -> str:
     """Return a text with the paths of a job's code and checkpoints shortened by the folder."""
     return text.replace(f"{folder}/code/", "").replace(f"{folder}/checkpoints/", "") if folder else text
 
 
-def named(names: Sequence[str]) -> str:
+def name_list(names: Sequence[str]) -> str:
     """Return the first few names, and how many more there are."""
     more = len(names) - NAMES_SHOWN_MAX
     return ", ".join(names[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.codec import Json
-from orchestrator.core.text import counted
-from orchestrator.views.cells import Cell, Line, columns, line, named
+from orchestrator.core.text import format_count
+from orchestrator.views.cells import Cell, Line, columns, line, name_list
 
 _UNITS = (("rank-hours", 3600.0), ("rank-minutes", 60.0), ("rank-seconds", 1.0))
 
-WHOLE_MIN = 10
+UNITS_MIN = 10
 """The smallest total in units for which one decimal digit is precise enough."""
 
-EXPLAINED = {
+KIND_TEXTS = {
     "queued": "waiting for machines",
     "startup": "agents, setup, imports, rendezvous, up to the first new step",
     "productive": "steps that were kept",
@@ -30,7 +30,7 @@ EXPLAINED = {
     "idle": "spares",
 }
 NO_HOST = "(no single host)"
-BY_COMMAND = {"restart": "orch restart", "cancel": "orch cancel", "resume": "orch resume"}
+ENDED_BY_COMMAND = {"restart": "orch restart", "cancel": "orch cancel", "resume": "orch resume"}
 """Shown instead of a host where a user has ended an attempt."""
 
 
@@ -40,14 +40,14 @@ class _Unit:
 
     name: str
     seconds: float
-    whole_s: float
+    total_s: float
 
     def amount(self, rank_s: float) -> str:
         return f"{rank_s / self.seconds:,.1f}"
 
     def cells(self, rank_s: float) -> list[Cell]:
         """Return a time and its share of all, aligned below their heads."""
-        share = f"{100 * rank_s / self.whole_s:.1f}%"
+        share = f"{100 * rank_s / self.total_s:.1f}%"
         return [Cell(self.amount(rank_s).rjust(len(self.name))), Cell(share.rjust(6))]
 
     @property
@@ -55,55 +55,55 @@ class _Unit:
         return self.name.upper(), " SHARE"
 
 
-def _unit(of: Json) -> _Unit:
-    whole_s = sum(of["rank_seconds"].values()) - of["rank_seconds"]["idle"]
-    name, seconds = next(unit for unit in _UNITS if whole_s >= WHOLE_MIN * unit[1] or unit is _UNITS[-1])
+def _choose_unit(usage: Json) -> _Unit:
+    whole_s = sum(usage["rank_seconds"].values()) - usage["rank_seconds"]["idle"]
+    name, seconds = next(unit for unit in _UNITS if whole_s >= UNITS_MIN * unit[1] or unit is _UNITS[-1])
     return _Unit(name, seconds, whole_s)
 
 
-def summary(of: Json) -> list[Line]:
+def summary(usage: Json) -> list[Line]:
     """Return in two lines how much of the time advanced the training, and where the rest went; nothing before that."""
-    if not of["ratio"]:
+    if not usage["ratio"]:
         return []
-    unit, spent = _unit(of), of["rank_seconds"]
-    made = f"{unit.amount(spent['productive'])} of {unit.amount(unit.whole_s)} {unit.name}"
-    share = f"{100 * of['ratio']:.1f}%"
-    lines = [(), line(Cell("goodput", "bold"), f"     {share}: {made} were useful training")]
+    unit, spent = _choose_unit(usage), usage["rank_seconds"]
+    productive = f"{unit.amount(spent['productive'])} of {unit.amount(unit.total_s)} {unit.name}"
+    share = f"{100 * usage['ratio']:.1f}%"
+    lines = [(), line(Cell("goodput", "bold"), f"     {share}: {productive} were useful training")]
     lost = sorted(((rank_s, kind) for kind, rank_s in spent.items() if kind != "productive"), reverse=True)
     texts = [f"{kind} {unit.amount(rank_s)}" for rank_s, kind in lost if unit.amount(rank_s) != "0.0"]
     return [*lines, *([line(f"  the rest  {', '.join(texts)}")] if texts else [])]
 
 
-def table(found: Json, by: str | None) -> list[Line]:
+def table(usage: Json, by: str | None) -> list[Line]:
     """Return what `orch goodput` shows: all time by kind, or what was lost by `cause` or `host`."""
-    jobs = found["jobs"]
-    unit = _unit(found)
-    if not unit.whole_s:
+    jobs = usage["jobs"]
+    unit = _choose_unit(usage)
+    if not unit.total_s:
         return [line("no rank has run yet")]
-    name = jobs[0]["id"] if len(jobs) == 1 else counted(len(jobs), "job")
-    whole = f"{unit.amount(unit.whole_s)} {unit.name}"
+    name = jobs[0]["id"] if len(jobs) == 1 else format_count(len(jobs), "job")
+    total = f"{unit.amount(unit.total_s)} {unit.name}"
     share = (
         "no goodput: no step was made in"
-        if found["ratio"] is None
-        else f"goodput {100 * found['ratio']:.1f}% of"
+        if usage["ratio"] is None
+        else f"goodput {100 * usage['ratio']:.1f}% of"
     )
-    head = line(Cell(name, "bold"), f"  {share} {whole}")
+    head = line(Cell(name, "bold"), f"  {share} {total}")
     if by is None:
-        return [head, (), *columns(_kind_rows(found, unit), ("TIME", *unit.heads, "WHAT IT IS"))]
+        return [head, (), *columns(_kind_rows(usage, unit), ("TIME", *unit.heads, "WHAT IT IS"))]
     rows = list(_loss_rows(jobs, by, unit))
     if not rows:
         return [head, line("no failure has cost anything")]
     return [head, (), *columns(rows, (by.upper(), *unit.heads, "FAILURES"))]
 
 
-def _kind_rows(found: Json, unit: _Unit) -> list[list[Cell]]:
+def _kind_rows(usage: Json, unit: _Unit) -> list[list[Cell]]:
     return [
         [
             Cell(kind, "green" if kind == "productive" else ""),
             *unit.cells(rank_s),
-            Cell(EXPLAINED[kind], "dim"),
+            Cell(KIND_TEXTS[kind], "dim"),
         ]
-        for kind, rank_s in found["rank_seconds"].items()
+        for kind, rank_s in usage["rank_seconds"].items()
         if unit.amount(rank_s) != "0.0"
     ]
 
@@ -113,10 +113,10 @@ def _loss_rows(jobs: Sequence[Json], by: str, unit: _Unit) -> Iterator[list[Cell
     cost_s: Counter[str] = Counter()
     failures: dict[str, Counter[str]] = {}
     for loss in (loss for job in jobs for loss in job["losses"]):
-        key, what = loss["cause"], loss["node"] or BY_COMMAND.get(loss["cause"], NO_HOST)
+        key, what = loss["cause"], loss["node"] or ENDED_BY_COMMAND.get(loss["cause"], NO_HOST)
         key, what = (key, what) if by == "cause" else (what, key)
         cost_s[key] += loss["rank_seconds"]
         failures.setdefault(key, Counter())[what] += 1
     for key, rank_s in cost_s.most_common():
-        told = named([f"{times} × {what}" for what, times in failures[key].most_common()])
-        yield [Cell(key), *unit.cells(rank_s), Cell(told)]
+        failures_text = name_list([f"{times} × {what}" for what, times in failures[key].most_common()])
+        yield [Cell(key), *unit.cells(rank_s), Cell(failures_text)]

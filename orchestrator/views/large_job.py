@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from orchestrator.core.jobdir.status_file import NodeStatus, RankStatus
-from orchestrator.core.text import counted, ranks_text
-from orchestrator.views.cells import Cell, Line, columns, cut, duration, line, named, or_dash
+from orchestrator.core.text import format_count, ranks_text
+from orchestrator.views.cells import Cell, Line, columns, cut, duration, line, name_list, or_dash
 
 Key = TypeVar("Key")
 Member = TypeVar("Member")
 
-WORRYING = ("stopped", "zombie", "dead", "silent", "absent", "failed", "excluded", "lost")
+BAD_STATES = ("stopped", "zombie", "dead", "silent", "absent", "failed", "excluded", "lost")
 """States that are shown in red."""
 
 LINES_MAX = 16
@@ -29,14 +29,14 @@ def hosts(states: Iterable[tuple[str, NodeStatus]], head: str) -> list[Line]:
     rows = [
         [
             Cell(f"{len(nodes):,}"),
-            Cell(state, "red" if state in WORRYING else ""),
+            Cell(state, "red" if state in BAD_STATES else ""),
             Cell(_ranks([rank for node in nodes for rank in node.ranks])),
-            Cell(_ago([node.seen_s for node in nodes])),
-            Cell(named([node.name for node in nodes])),
+            Cell(_age_text([node.seen_s for node in nodes])),
+            Cell(name_list([node.name for node in nodes])),
         ]
         for state, nodes in _fewest_first(groups)
     ]
-    return _table(rows, (head, "STATE", "RANKS", "SEEN", "NAMES"))
+    return _group_table(rows, (head, "STATE", "RANKS", "SEEN", "NAMES"))
 
 
 def ranks(ranks: Sequence[RankStatus]) -> list[Line]:
@@ -46,22 +46,22 @@ def ranks(ranks: Sequence[RankStatus]) -> list[Line]:
         groups.setdefault((rank.state, rank.exit), []).append(rank)
     rows = []
     for (state, code), members in _fewest_first(groups):
-        style = "red" if state in WORRYING or code not in (None, 0) else ""
+        style = "red" if state in BAD_STATES or code not in (None, 0) else ""
         rows.append(
             [
                 Cell(f"{len(members):,}"),
                 Cell(_ranks([rank.rank for rank in members])),
                 Cell(state, style),
-                Cell(_span([rank.step for rank in members], "{:,}")),
-                Cell(_span([rank.steps_per_s for rank in members], "{:.2f}")),
-                Cell(_ago([rank.beat_s for rank in members])),
+                Cell(_value_range([rank.step for rank in members], "{:,}")),
+                Cell(_value_range([rank.steps_per_s for rank in members], "{:.2f}")),
+                Cell(_age_text([rank.beat_s for rank in members])),
                 Cell(or_dash(code), style if code else ""),
             ]
         )
     heads = ("RANKS", "WHICH", "STATE", "STEP", "STEPS/S", "BEAT", "EXIT")
     return [
-        *_table(rows, heads),
-        line(Cell(f"orch status --ranks shows {counted(len(ranks), 'rank')} one by one", "dim")),
+        *_group_table(rows, heads),
+        line(Cell(f"orch status --ranks shows {format_count(len(ranks), 'rank')} one by one", "dim")),
     ]
 
 
@@ -69,11 +69,11 @@ def _fewest_first(groups: dict[Key, list[Member]]) -> list[tuple[Key, list[Membe
     return sorted(groups.items(), key=lambda group: len(group[1]))
 
 
-def _table(rows: Sequence[Sequence[Cell]], heads: Sequence[str]) -> list[Line]:
+def _group_table(rows: Sequence[Sequence[Cell]], heads: Sequence[str]) -> list[Line]:
     more = len(rows) - LINES_MAX
     return [
         *columns(rows[:LINES_MAX], heads),
-        *([line(f"and {counted(more, 'group')} more: --ranks shows all")] if more > 0 else []),
+        *([line(f"and {format_count(more, 'group')} more: --ranks shows all")] if more > 0 else []),
     ]
 
 
@@ -81,7 +81,7 @@ def _ranks(numbers: Sequence[int]) -> str:
     return cut(ranks_text(numbers), RANKS_CHARS_MAX) or "-"
 
 
-def _span(values: Iterable[float | None], form: str) -> str:
+def _value_range(values: Iterable[float | None], form: str) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return "-"
@@ -89,6 +89,6 @@ def _span(values: Iterable[float | None], form: str) -> str:
     return least if least == greatest else f"{least}-{greatest}"
 
 
-def _ago(ages_s: Iterable[float | None]) -> str:
+def _age_text(ages_s: Iterable[float | None]) -> str:
     known = [age for age in ages_s if age is not None]
     return f"{duration(max(known))} ago" if known else "-"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from orchestrator.client.logs.reader import LogBlock, LogLine, LogQuery, lines
-from orchestrator.core.invisible_characters import harmless, visible
+from orchestrator.core.invisible_characters import escape_harmful, escape_invisible
 from orchestrator.core.mask import Mask
 from orchestrator.core.text import ranks_text
 
@@ -80,10 +80,10 @@ class Deduplicator:
         before the next call."""
         yield from self.ready(line.time_ns)
         if line.attempt != self._attempt:
-            yield from self.rest()
+            yield from self.flush()
             self._attempt = line.attempt
-        if not self._joins(line):
-            self._wait(line)
+        if not self._join(line):
+            self._add_waiting(line)
         while len(self._waiting) > FOLD_LINES_MAX or self._chars > FOLD_CHARS_MAX:
             yield self._release()
 
@@ -92,13 +92,13 @@ class Deduplicator:
         while self._waiting and self._waiting[0][0].time_ns + self._window_ns <= now_ns:
             yield self._release()
 
-    def rest(self) -> Iterator[ShownLine]:
+    def flush(self) -> Iterator[ShownLine]:
         """Yield all that waits."""
         while self._waiting:
             yield self._release()
         self._last_of_rank.clear()
 
-    def _joins(self, line: LogLine) -> bool:
+    def _join(self, line: LogLine) -> bool:
         numbers = self._by_text.get(line.text) if line.rank is not None else None
         if not numbers or line.rank is None:
             return False
@@ -109,7 +109,7 @@ class Deduplicator:
         self._last_of_rank[line.rank] = numbers[at]
         return True
 
-    def _wait(self, line: LogLine) -> None:
+    def _add_waiting(self, line: LogLine) -> None:
         number = self._first + len(self._waiting)
         self._chars += len(line.text)
         if line.rank is None:
@@ -140,14 +140,14 @@ class LogStyle:
     terminal: bool = False
 
 
-def style_of(query: LogQuery, *, terminal: bool, environ: Mapping[str, str]) -> LogStyle:
+def choose_style(query: LogQuery, *, terminal: bool, environ: Mapping[str, str]) -> LogStyle:
     """Return the style for an output. One rank alone, into a file or a pipe, is that rank's bare text.
 
     Sources: no-color.org (`NO_COLOR` set and not empty); `TERM=dumb` knows no escapes.
     """
     colour = terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
-    alone = len(set(query.ranks)) == 1 and not query.nodes
-    return LogStyle(colour=colour, prefix=terminal or not alone, terminal=terminal)
+    is_single_rank = len(set(query.ranks)) == 1 and not query.nodes
+    return LogStyle(colour=colour, prefix=terminal or not is_single_rank, terminal=terminal)
 
 
 class LogView:
@@ -173,32 +173,32 @@ class LogView:
         """Yield the text of the next blocks, its lines ended by newlines. On a terminal some lines wait for others."""
         for batch in _batches(blocks):
             if self._style.terminal:
-                yield self._folded(one for line in lines(batch) for one in self._folding.add(line))
+                yield self._folded_text(one for line in lines(batch) for one in self._folding.add(line))
             else:
-                yield self._joined(batch)
+                yield self._unfolded_text(batch)
 
     def ready(self, now_ns: int) -> str:
         """Return the text of lines that have waited for the window."""
-        return self._folded(self._folding.ready(now_ns))
+        return self._folded_text(self._folding.ready(now_ns))
 
-    def rest(self) -> str:
+    def flush(self) -> str:
         """Return the text of all lines that wait."""
-        return self._folded(self._folding.rest())
+        return self._folded_text(self._folding.flush())
 
     def lines(self, folded: ShownLine) -> list[str]:
         """Return the lines to print, without newlines: the log's line, after a divider where an attempt begins."""
         line = folded.line
         text = self._harmless(line.text)
         if self._style.terminal:
-            text = visible(text)
+            text = escape_invisible(text)
         if not self._style.prefix:
             return [text]
         return [*self._divider(line.attempt), f"{self._prefix(line.rank, line.node, folded.ranks)} {text}"]
 
-    def _folded(self, folded: Iterable[ShownLine]) -> str:
+    def _folded_text(self, folded: Iterable[ShownLine]) -> str:
         return "".join(f"{text}\n" for one in folded for text in self.lines(one))
 
-    def _joined(self, blocks: list[LogBlock]) -> str:
+    def _unfolded_text(self, blocks: list[LogBlock]) -> str:
         """Return the text of blocks where nothing is folded."""
         shown = []
         for (attempt, rank, node), run in itertools.groupby(blocks, _LOG):
@@ -214,7 +214,7 @@ class LogView:
         """Return many lines as `_harmless` returns each of them, at once where no secret is in sight."""
         text = cleaned = data.decode("utf-8", "replace")
         if any(map(data.__contains__, _CONTROL_BYTES)) or (not data.isascii() and _CONTROL_C1.search(data)):
-            cleaned = clean(text, colour=self._style.colour)
+            cleaned = strip_escapes(text, colour=self._style.colour)
         if not self._mask.may_change(text) and (cleaned is text or not self._mask.may_change(cleaned)):
             return cleaned
         return "".join(f"{self._harmless(line)}\n" for line in text.split("\n")[:-1])
@@ -222,24 +222,24 @@ class LogView:
     def _harmless(self, text: str) -> str:
         """Return a line without secrets and what a terminal would obey."""
         # Masked twice: stripping escapes can join the parts of a secret, and can break one that has escapes of its own.
-        return self._mask.apply(clean(self._mask.apply(text), colour=self._style.colour))
+        return self._mask.apply(strip_escapes(self._mask.apply(text), colour=self._style.colour))
 
     def _divider(self, attempt: int) -> list[str]:
         """Return the line between the previous attempt and this one, if it is another."""
-        before, self._attempt = self._attempt, attempt
-        if before is None or before == attempt:
+        previous, self._attempt = self._attempt, attempt
+        if previous is None or previous == attempt:
             return []
-        transition = harmless(self._mask.apply(self._transition(attempt)))
-        return [self._painted(f"── attempt {attempt} ── {transition}".rstrip(), _BOLD)]
+        transition = escape_harmful(self._mask.apply(self._transition(attempt)))
+        return [self._paint(f"── attempt {attempt} ── {transition}".rstrip(), _BOLD)]
 
     def _prefix(self, rank: int | None, node: str | None, ranks: tuple[int, ...]) -> str:
         if rank is None:
-            return self._painted(f"[{clean(node or '', colour=False)}]", _DIM)
+            return self._paint(f"[{strip_escapes(node or '', colour=False)}]", _DIM)
         if len(ranks) > 1:
-            return self._painted(f"[ranks {_few(ranks_text(ranks))} ×{len(ranks)}]", _BOLD)
-        return self._painted(f"[rank {rank}]", _RANK_COLOURS[rank % len(_RANK_COLOURS)])
+            return self._paint(f"[ranks {_shorten_ranges(ranks_text(ranks))} ×{len(ranks)}]", _BOLD)
+        return self._paint(f"[rank {rank}]", _RANK_COLOURS[rank % len(_RANK_COLOURS)])
 
-    def _painted(self, text: str, code: int) -> str:
+    def _paint(self, text: str, code: int) -> str:
         return f"\x1b[{code}m{text}{_RESET}" if self._style.colour else text
 
 
@@ -255,7 +255,7 @@ def _batches(blocks: Iterable[LogBlock]) -> Iterator[list[LogBlock]]:
         yield batch
 
 
-def clean(text: str, *, colour: bool) -> str:
+def strip_escapes(text: str, *, colour: bool) -> str:
     """Return text without control characters and escape sequences; tabs and newlines stay, with `colour` the colours
     (SGR) of a line too."""
     if _CONTROL.search(text) is None:
@@ -266,7 +266,7 @@ def clean(text: str, *, colour: bool) -> str:
     return kept + _RESET if "\x1b" in kept else kept
 
 
-def _few(ranges: str) -> str:
+def _shorten_ranges(ranges: str) -> str:
     """Shorten ranges that would fill the line."""
     parts = ranges.split(",")
     return ranges if len(parts) <= PREFIX_RANGES_MAX else ",".join([*parts[:PREFIX_RANGES_MAX], "…"])

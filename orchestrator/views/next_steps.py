@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.core.codec import Json
-from orchestrator.core.text import counted
-from orchestrator.views.cells import Cell, Line, line, short
-from orchestrator.views.saves import passed
+from orchestrator.core.text import format_count
+from orchestrator.views.cells import Cell, Line, line, shorten_paths
+from orchestrator.views.checkpoint_table import passed_text
 
 _PAD = "  "
 PASSED_SHOWN = 3
 """How many checkpoints that a restart skips are named."""
 
-LOOK_RANKS = 4
+LOG_RANKS_MAX = 4
 """How many of the ranks at fault are in the `orch logs` command."""
 
 
@@ -29,29 +29,31 @@ def next_steps(why: Json, job: str) -> Iterator[Line]:
         return
     yield ()
     if why["state"] != "SUCCEEDED" and why["attempts"]:
-        yield line(_saved(why))
+        yield line(_resume_text(why))
         for loser in why.get("passed", ())[:PASSED_SHOWN]:
-            yield line(f"{_PAD}skipped: ", Cell(passed(loser["path"], loser["step"], loser["why"]), "yellow"))
+            yield line(
+                f"{_PAD}skipped: ", Cell(passed_text(loser["path"], loser["step"], loser["why"]), "yellow")
+            )
     for label, command in rows:
         yield line(f"{_PAD}{label:<8}", Cell(command, "cyan"))
 
 
 def commands(why: Json, job: str) -> list[tuple[str, str]]:
     """Return the next commands, each with a label; `job`: the job's name in them."""
-    return [*_look_closer(why, job), *_go_on(why, job)]
+    return [*_inspect_commands(why, job), *_job_commands(why, job)]
 
 
-def _saved(why: Json) -> str:
+def _resume_text(why: Json) -> str:
     """Say where the next attempt would start, and how many steps it would repeat."""
     saved, has_ended = why.get("checkpoint"), why["state"] in ("FAILED", "CANCELLED")
     who = "orch resume" if has_ended else "a restart"
     if misfit := why.get("misfit"):
-        return f"a restart is refused: {short(misfit['path'], why.get('dir', ''))} {misfit['why']}"
+        return f"a restart is refused: {shorten_paths(misfit['path'], why.get('dir', ''))} {misfit['why']}"
     if not saved:
-        files = counted(len(why.get("offered", ())), "file")
+        files = format_count(len(why.get("offered", ())), "file")
         more = f"; orch checkpoints shows {files} that it could start from" if why.get("offered") else ""
         return f"there is no checkpoint: {who} would start from the beginning{more}"
-    path, step = short(saved["path"], why.get("dir", "")), saved["step"]
+    path, step = shorten_paths(saved["path"], why.get("dir", "")), saved["step"]
     if step is None:
         return f"{who} would continue from {path}"
     made = [attempt["last_step"] for attempt in why["attempts"] if attempt["last_step"] is not None]
@@ -60,26 +62,26 @@ def _saved(why: Json) -> str:
     return f"{who} would continue at step {step:,} ({path}){lost}"
 
 
-def _look_closer(why: Json, job: str) -> Iterator[tuple[str, str]]:
+def _inspect_commands(why: Json, job: str) -> Iterator[tuple[str, str]]:
     judged = [attempt for attempt in why["attempts"] if attempt["verdict"]]
     if not judged or (why["state"] == "CANCELLED" and judged[-1] is not why["attempts"][-1]):
         return
     number, verdict = judged[-1]["attempt"], judged[-1]["verdict"]
-    of = f"--attempt {number}"
+    attempt_option = f"--attempt {number}"
     if verdict["ranks"]:
-        culprits = " ".join(f"--rank {rank}" for rank in verdict["ranks"][:LOOK_RANKS])
-        yield "logs", f"orch logs {job} {culprits} {of}"
+        culprits = " ".join(f"--rank {rank}" for rank in verdict["ranks"][:LOG_RANKS_MAX])
+        yield "logs", f"orch logs {job} {culprits} {attempt_option}"
     elif verdict["node"]:
-        yield "logs", f"orch logs {job} --node {verdict['node']} {of}"
+        yield "logs", f"orch logs {job} --node {verdict['node']} {attempt_option}"
     elif verdict["kind"] == "launch":
         yield "status", f"orch status {job}"  # no host printed anything
     elif verdict["kind"] not in ("time_limit", "preempted"):
-        yield "logs", f"orch logs {job} {of}"
+        yield "logs", f"orch logs {job} {attempt_option}"
     if (verdict["kind"] in ("hang", "desync") or has_culprit(verdict)) and why.get("dir"):
         yield "stacks", f"ls {why['dir']}/evidence/attempt-{number:03d}"
 
 
-def _go_on(why: Json, job: str) -> Iterator[tuple[str, str]]:
+def _job_commands(why: Json, job: str) -> Iterator[tuple[str, str]]:
     match why["state"]:
         case "SUCCEEDED":
             return

@@ -10,8 +10,8 @@ from itertools import groupby
 
 from orchestrator.core.codec import Json
 from orchestrator.core.settings.rank_settings import SetBy
-from orchestrator.core.text import counted, ranks_text
-from orchestrator.views.cells import Cell, Line, columns, line, named
+from orchestrator.core.text import format_count, ranks_text
+from orchestrator.views.cells import Cell, Line, columns, line, name_list
 
 CONTRACT = "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the others of torchrun and orch"
 NODES_SHOWN_MAX = 32
@@ -20,21 +20,24 @@ NODES_SHOWN_MAX = 32
 def outline(data: Json) -> list[Line]:
     """Return the outline of a job as lines."""
     lines = [line(Cell(f"{data['name']}", "bold"), f"  {data['size']}, backend {data['backend']}")]
-    lines.append(line(f"  runs   {_launched(data['command']) if data['launches'] else data['command']}"))
+    lines.append(line(f"  runs   {_launch_text(data['command']) if data['launches'] else data['command']}"))
     if data["batch"]:
         lines.append(line(f"  batch  {data['batch']}"))
-    lines += [line(""), *(_unknown(data["nodes"]) if data["backend"] == "slurm" else _nodes(data["nodes"]))]
+    lines += [
+        line(""),
+        *(_unchosen_nodes(data["nodes"]) if data["backend"] == "slurm" else _nodes(data["nodes"])),
+    ]
     lines += _environment(data["nodes"])
     lines += [line(""), line(Cell("also in their environment", "bold")), *_settings(data["variables"])]
     inherited = data["inherited"]
-    more = f", and {counted(inherited, 'more variable')} of your shell" if inherited else ""
+    more = f", and {format_count(inherited, 'more variable')} of your shell" if inherited else ""
     if data["backend"] == "ssh":
         more = ", and what their host sets"
     lines.append(line(f"  {CONTRACT}{more}"))
     return lines + [line(""), *(line(f"note: {note}") for note in data["notes"])] * bool(data["notes"])
 
 
-def _launched(text: str) -> str:
+def _launch_text(text: str) -> str:
     """Describe the launch lines: only the shell on the nodes knows the ranks' command."""
     first, *more = text.strip().splitlines()
     return (
@@ -51,7 +54,7 @@ def _nodes(nodes: list[Json]) -> Iterator[Line]:
             Cell(node["host"] or "-"),
             Cell(ranks_text(node["ranks"]) or "-"),
             Cell(node["devices"] or "-"),
-            Cell(node["fault"], "red") if node["fault"] else Cell(_has(node)),
+            Cell(node["fault"], "red") if node["fault"] else Cell(_hardware_text(node)),
         )
         for node in nodes[:NODES_SHOWN_MAX]
     ]
@@ -63,46 +66,46 @@ def _nodes(nodes: list[Json]) -> Iterator[Line]:
             yield line(f"  {node['name']}: fix: {node['fix']}")
 
 
-def _unknown(nodes: list[Json]) -> list[Line]:
+def _unchosen_nodes(nodes: list[Json]) -> list[Line]:
     """Return the nodes that Slurm has yet to choose, all in one line: they differ in nothing but their ranks."""
     first = nodes[0]
     devices = "CPUs" if first["devices"] == "CPU" else first["devices"]
-    chosen = f"{counted(len(nodes), 'node')} that Slurm chooses"
-    return [line(f"  nodes  {chosen}, {counted(len(first['ranks']), 'rank')} on {devices} each")]
+    chosen = f"{format_count(len(nodes), 'node')} that Slurm chooses"
+    return [line(f"  nodes  {chosen}, {format_count(len(first['ranks']), 'rank')} on {devices} each")]
 
 
-def _has(node: Json) -> str:
+def _hardware_text(node: Json) -> str:
     facts = node["facts"]
     if facts is None:
         return "-"
-    words = [counted(facts["cores"], "core")]
+    parts = [format_count(facts["cores"], "core")]
     if facts["gpus"]:
-        words.append(counted(len(facts["gpus"]), "GPU"))
+        parts.append(format_count(len(facts["gpus"]), "GPU"))
     if facts["interfaces"]:
-        words.append(named(list(dict.fromkeys(address["interface"] for address in facts["interfaces"]))))
+        parts.append(name_list(list(dict.fromkeys(address["interface"] for address in facts["interfaces"]))))
     held = f"; {node['held']}" if node["held"] else ""
-    return ", ".join(words) + ("" if node["ranks"] else "; standby") + held
+    return ", ".join(parts) + ("" if node["ranks"] else "; standby") + held
 
 
 def _environment(nodes: list[Json]) -> Iterator[Line]:
     """Yield the settings that all nodes share, then those that differ."""
-    groups = _alike(nodes)
+    groups = _group_by_settings(nodes)
     if not groups:
         return
     common = [group for group in groups[0][1] if all(group in settings for _, settings in groups)]
     yield from (line(""), line(Cell("environment of the ranks", "bold")), *_settings(common))
     if len(groups) > 1:
         for names, settings in groups:
-            yield line(Cell(f"on {named(names)}", "bold"))
+            yield line(Cell(f"on {name_list(names)}", "bold"))
             yield from _settings([setting for setting in settings if setting not in common])
 
 
-def _alike(nodes: list[Json]) -> list[tuple[list[str], list[Json]]]:
+def _group_by_settings(nodes: list[Json]) -> list[tuple[list[str], list[Json]]]:
     names: list[tuple[list[str], list[Json]]] = []
     for node in nodes:
         if node["fault"]:
             continue
-        same = next((held for held, settings in names if settings == node["settings"]), None)
+        same = next((names_held for names_held, settings in names if settings == node["settings"]), None)
         if same is None:
             names.append(([node["name"]], node["settings"]))
         else:

@@ -11,12 +11,23 @@ from dataclasses import dataclass
 
 from orchestrator.core import codec
 from orchestrator.core.codec import Json
-from orchestrator.core.shown import Suspicion
-from orchestrator.core.text import named as ranks_named
-from orchestrator.views import goodput, saves
-from orchestrator.views.cells import STYLES, Cell, Line, cut, disk_full, duration, line, named, short, span
+from orchestrator.core.status_types import Suspicion
+from orchestrator.core.text import ranks_label as ranks_named
+from orchestrator.views import checkpoint_table, goodput
+from orchestrator.views.cells import (
+    STYLES,
+    Cell,
+    Line,
+    cut,
+    disk_full,
+    duration,
+    line,
+    name_list,
+    shorten_paths,
+    span,
+)
 from orchestrator.views.next_steps import has_culprit, next_steps
-from orchestrator.views.status import reason_lines, suspicion_lines, what_follows
+from orchestrator.views.status import next_action_line, reason_lines, suspicion_lines
 
 EARLIER_MAX = 6
 """How many lines of earlier attempts are shown; the first of them and the latest."""
@@ -32,7 +43,7 @@ SENTENCE_CHARS_MAX = 1000
 SHORT_CHARS_MAX = 60
 """Evidence of fewer characters shares its line with other such, as `/proc state · GPU use`."""
 
-FOLDS_MAX = 16
+GROUPS_MAX = 16
 """How many groups of ranks with equal frames are shown as evidence."""
 
 REMARKS_MAX = 4
@@ -47,7 +58,7 @@ PASSED_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _AttemptRun:
     """Consecutive attempts that ended alike."""
 
     attempts: tuple[Json, ...]
@@ -59,35 +70,35 @@ class _Run:
         return f"attempt {first}" if first == last else f"attempts {first} to {last}"
 
 
-def post_mortem(why: Json, called: str = "") -> list[Line]:
+def post_mortem(why: Json, reference: str = "") -> list[Line]:
     """Return what `orch why` shows. `called`: the job in commands, by default its id."""
     folder, attempts = why.get("dir", ""), why["attempts"]
     judged = [number for number, attempt in enumerate(attempts) if attempt["verdict"]]
     last = judged[-1] if judged else 0
     state = Cell(why["state"], STYLES.get(why["state"], ""))
     lines = [line(Cell(why["id"], "bold"), _PAD, state)]
-    told = attempts[last]["verdict"]["summary"] if judged else ""
-    before, _, after = why["reason"].partition(told) if told else ("", "", why["reason"])
-    if reason := after.removeprefix("; ") if told in why["reason"] else before:
+    summary = attempts[last]["verdict"]["summary"] if judged else ""
+    before, _, after = why["reason"].partition(summary) if summary else ("", "", why["reason"])
+    if reason := after.removeprefix("; ") if summary in why["reason"] else before:
         lines += reason_lines(reason, folder)
-    if full := why.get("full_disk"):
-        lines.append(line(Cell(disk_full(full), "yellow")))
-    body = [*_earlier(attempts[:last], attempts[last], folder)] if judged else []
+    if full_disk := why.get("full_disk"):
+        lines.append(line(Cell(disk_full(full_disk), "yellow")))
+    body = [*_earlier_lines(attempts[:last], attempts[last], folder)] if judged else []
     for number, attempt in enumerate(attempts[last:], last):
-        body += ((), *_attempt(attempt, folder, why["state"]))
+        body += ((), *_attempt_lines(attempt, folder, why["state"]))
         if number and attempt.get("losses"):
-            body.append(_losses(attempt, attempts[number - 1]))
+            body.append(_loss_line(attempt, attempts[number - 1]))
     if why.get("suspicion"):
-        seen = codec.unpack(Suspicion, why["suspected"]) if why.get("suspected") else None
-        then = what_follows(seen, why.get("written_at", ""), called or why["id"])
-        body += [(), *suspicion_lines(short(why["suspicion"], folder), then)]
+        suspected = codec.unpack(Suspicion, why["suspected"]) if why.get("suspected") else None
+        next_action = next_action_line(suspected, why.get("written_at", ""), reference or why["id"])
+        body += [(), *suspicion_lines(shorten_paths(why["suspicion"], folder), next_action)]
     body += goodput.summary(why["goodput"])
-    return [*lines, *body, *next_steps(why, called or why["id"])]
+    return [*lines, *body, *next_steps(why, reference or why["id"])]
 
 
-def _earlier(attempts: Sequence[Json], last: Json, folder: str) -> Iterator[Line]:
+def _earlier_lines(attempts: Sequence[Json], last: Json, folder: str) -> Iterator[Line]:
     """Yield a line for each run of attempts that ended alike; what the last one shows in full is left out."""
-    runs = [_Run(tuple(run)) for _, run in itertools.groupby(attempts, key=_likeness)]
+    runs = [_AttemptRun(tuple(run)) for _, run in itertools.groupby(attempts, key=_failure_key)]
     hidden = len(runs) - EARLIER_MAX
     if runs:
         yield ()
@@ -95,34 +106,34 @@ def _earlier(attempts: Sequence[Json], last: Json, folder: str) -> Iterator[Line
         if hidden > 0 and number == 1:
             yield line(Cell(f"… {hidden} more, all in --json …", "dim"))
         if hidden <= 0 or number == 0 or number > hidden:
-            yield line(Cell(run.name, "bold"), _PAD, short(_in_short(run, last), folder))
+            yield line(Cell(run.name, "bold"), _PAD, shorten_paths(_run_summary(run, last), folder))
 
 
-def _likeness(attempt: Json) -> tuple[str, str]:
+def _failure_key(attempt: Json) -> tuple[str, str]:
     verdict = attempt["verdict"]
     return (verdict["kind"], verdict["summary"]) if verdict else ("", "")
 
 
-def _in_short(run: _Run, last: Json) -> str:
+def _run_summary(run: _AttemptRun, last: Json) -> str:
     first, verdict = run.attempts[0], run.attempts[0]["verdict"]
     if verdict is None:
-        return _course(first, "")
-    steps = [step for attempt in run.attempts if (step := _step(attempt)) is not None]
-    at = f" at {_span(steps[0], steps[-1])}" if steps else ""
-    cost = _cost(first) if len(run.attempts) == 1 else _costs(run)
+        return _outcome(first, "")
+    steps = [step for attempt in run.attempts if (step := _end_step(attempt)) is not None]
+    at = f" at {_step_range(steps[0], steps[-1])}" if steps else ""
+    cost = _restart_cost(first) if len(run.attempts) == 1 else _restart_costs(run)
     what = verdict["culprit"] or verdict["head"]
-    if verdict["signature"] == last["verdict"]["signature"] and (who := _who(verdict)):
+    if verdict["signature"] == last["verdict"]["signature"] and (who := _ranks_at_fault(verdict)):
         what = f"{who}, as in attempt {last['attempt']}"
     return f"{verdict['kind']}{at}{cost}: {what}"
 
 
-def _who(verdict: Json) -> str:
+def _ranks_at_fault(verdict: Json) -> str:
     """Return the ranks at fault and their node, `rank 2 on gpu03`; empty where no rank is to blame."""
     ranks = ranks_named(verdict["ranks"]) if verdict["ranks"] else ""
     return " on ".join(part for part in (ranks, verdict["node"]) if part)
 
 
-def _step(attempt: Json) -> int | None:
+def _end_step(attempt: Json) -> int | None:
     """Return the step at which an attempt ended; one whose nodes are taken away makes some more steps after its verdict."""
     step: int | None = attempt["verdict"].get("step")
     last: int | None = attempt.get("last_step")
@@ -131,24 +142,26 @@ def _step(attempt: Json) -> int | None:
     return step
 
 
-def _costs(run: _Run) -> str:
+def _restart_costs(run: _AttemptRun) -> str:
     took_s = [attempt["restart_s"] for attempt in run.attempts if attempt["restart_s"] is not None]
     return f", restarted in {duration(min(took_s))} to {duration(max(took_s))}" if took_s else ""
 
 
-def _cost(attempt: Json) -> str:
+def _restart_cost(attempt: Json) -> str:
     """Return what a restart cost: time and repeated steps."""
     if attempt["restart_s"] is None:
         return ""
-    again = attempt.get("repeated_steps")
-    repeated = f", {again:,} step{'s' if again != 1 else ''} repeated" if again else ""
+    repeated_steps = attempt.get("repeated_steps")
+    repeated = (
+        f", {repeated_steps:,} step{'s' if repeated_steps != 1 else ''} repeated" if repeated_steps else ""
+    )
     waited_s = attempt.get("queued_s")
     queued = f" ({duration(waited_s)} of it in the queue)" if waited_s else ""
     took = (span if has_culprit(attempt["verdict"]) else duration)(attempt["restart_s"])
     return f", restarted in {took}{queued}{repeated}"
 
 
-def _when(began: str, ended: str | None) -> str:
+def _time_range(began: str, ended: str | None) -> str:
     """Return the time range in UTC; the end's date only where it differs."""
     day, time = began[:10], began[11:19]
     if ended is None:
@@ -159,7 +172,7 @@ def _when(began: str, ended: str | None) -> str:
     return f"{day} {time} to {until} UTC"
 
 
-def _course(attempt: Json, state: str) -> str:
+def _outcome(attempt: Json, state: str) -> str:
     """Return how an attempt without a verdict ended; a cancelled job may have been resumed since."""
     if attempt["ended_at"] is None:
         return "waiting for nodes" if state == "QUEUED" else "running"
@@ -170,7 +183,7 @@ def _course(attempt: Json, state: str) -> str:
     return f"ended by {attempt['ended_why']}" if attempt["ending"] == "restart" else "ended without a fault"
 
 
-CHOSEN = " (the script's choice)"
+SCRIPT_CHOICE = " (the script's choice)"
 
 
 def source(attempt: Json) -> str:
@@ -182,33 +195,36 @@ def source(attempt: Json) -> str:
         either = "" if (first or 0) > 1 else "the beginning, or from "
         return f"from {either}{began['path']}, which the script read and this job did not write"
     if began is not None:
-        return f"from {began['path']}{CHOSEN if began['chosen_by'] == 'script' else ''}"
+        return f"from {began['path']}{SCRIPT_CHOICE if began['chosen_by'] == 'script' else ''}"
     if given is not None and first is not None and first < given + 1:
         ignored = f"{attempt['resumed_from']} was given, but the script started at step {first:,}"
         return f"{ignored} (does it read ORCH_RESUME_FROM?)"
     return f"from {attempt['resumed_from'] or 'the beginning'}"
 
 
-def _passed(attempt: Json) -> list[str]:
+def _passed_texts(attempt: Json) -> list[str]:
     """Return the newer checkpoints that an attempt skipped, each with the reason."""
-    over = attempt.get("passed", ())
-    texts = [saves.passed(one["path"], one["step"], one["why"]) for one in over[:PASSED_SHOWN]]
-    return [*texts, *([f"{len(over) - PASSED_SHOWN} more"] if len(over) > PASSED_SHOWN else [])]
+    passed_over = attempt.get("passed", ())
+    texts = [
+        checkpoint_table.passed_text(one["path"], one["step"], one["why"])
+        for one in passed_over[:PASSED_SHOWN]
+    ]
+    return [*texts, *([f"{len(passed_over) - PASSED_SHOWN} more"] if len(passed_over) > PASSED_SHOWN else [])]
 
 
-def _began(attempt: Json) -> Iterator[Line]:
+def _resume_lines(attempt: Json) -> Iterator[Line]:
     """Yield why the checkpoint of an attempt is complete, and which newer ones were skipped."""
     if save := attempt.get("resumed_save"):
-        known = saves.step(save.get("step", attempt["resumed_step"]), save["step_source"])
+        known = checkpoint_table.step_text(save.get("step", attempt["resumed_step"]), save["step_source"])
         compared = f"; verified by {save['compared']}" if save["compared"] else ""
         yield line(Cell(f"{_PAD * 2}checkpoint {save['save']}, {known}{compared}", "dim"))
         yield from (
             line(Cell(f"{_PAD * 2}complete: {why}", "dim")) for why in filter(None, [save["closed_by"]])
         )
-    yield from (line(f"{_PAD * 2}skipped: ", Cell(loser, "yellow")) for loser in _passed(attempt))
+    yield from (line(f"{_PAD * 2}skipped: ", Cell(loser, "yellow")) for loser in _passed_texts(attempt))
 
 
-def transition(why: Json, number: int, told: str = "") -> str:
+def transition(why: Json, number: int, last_text: str = "") -> str:
     """Return in a line where an attempt resumed from and why the previous one ended, if what was `told` last does not say
     that; empty where it is unknown."""
     attempts = {attempt["attempt"]: attempt for attempt in why["attempts"]}
@@ -216,27 +232,27 @@ def transition(why: Json, number: int, told: str = "") -> str:
     if ended is None or begun is None:
         return ""
     verdict = ended["verdict"]
-    failure = short(f"{verdict['kind']}: {verdict['head']}", why["dir"]) if verdict else ""
-    end = f"; attempt {number - 1} {f'ended: {failure}' if verdict else _course(ended, why['state'])}"
-    text = f"{source(begun)}{'' if failure and told.endswith(failure) else end}"
-    return cut(short(text, why["dir"]), SENTENCE_CHARS_MAX)
+    failure = shorten_paths(f"{verdict['kind']}: {verdict['head']}", why["dir"]) if verdict else ""
+    end = f"; attempt {number - 1} {f'ended: {failure}' if verdict else _outcome(ended, why['state'])}"
+    text = f"{source(begun)}{'' if failure and last_text.endswith(failure) else end}"
+    return cut(shorten_paths(text, why["dir"]), SENTENCE_CHARS_MAX)
 
 
-def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
+def _attempt_lines(attempt: Json, folder: str, state: str) -> Iterator[Line]:
     """Yield an attempt in full."""
     name, verdict = Cell(f"attempt {attempt['attempt']}", "bold"), attempt["verdict"]
     if verdict is None:
-        yield line(name, f"{_PAD}{_course(attempt, state)}{_steps(attempt)}")
+        yield line(name, f"{_PAD}{_outcome(attempt, state)}{_steps_text(attempt)}")
     elif has_culprit(verdict):
-        yield from _with_culprit(attempt, folder)
+        yield from _culprit_lines(attempt, folder)
     else:
-        at = f" at step {step:,}" if (step := _step(attempt)) is not None else ""
-        found = f", found in {duration(verdict['detected_s'])}{_cost(attempt)}"
+        at = f" at step {step:,}" if (step := _end_step(attempt)) is not None else ""
+        found = f", found in {duration(verdict['detected_s'])}{_restart_cost(attempt)}"
         yield line(name, _PAD, Cell(f"{verdict['kind']}{at}", "bold red"), found)
-        yield line(Cell(f"{_PAD}{short(verdict['head'], folder)}", "red"))
-    when = _when(attempt["started_at"], attempt["ended_at"])
-    yield line(f"{_PAD}{short(source(attempt), folder)}, {when}")
-    yield from _began(attempt)
+        yield line(Cell(f"{_PAD}{shorten_paths(verdict['head'], folder)}", "red"))
+    when = _time_range(attempt["started_at"], attempt["ended_at"])
+    yield line(f"{_PAD}{shorten_paths(source(attempt), folder)}, {when}")
+    yield from _resume_lines(attempt)
     parts = attempt.get("restart_parts")
     if parts and attempt["restart_s"] >= PARTS_S_MIN:
         end, start, first = (duration(parts[name]) for name in ("end_s", "start_s", "first_step_s"))
@@ -245,39 +261,41 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
         )
     for told in attempt.get("told", ()):
         kind = f"{told['kind']}: " if told["kind"] else ""
-        yield line(f"{_PAD}{told['what']} at {told['at'][11:19]} UTC: {kind}{short(told['text'], folder)}")
+        yield line(
+            f"{_PAD}{told['what']} at {told['at'][11:19]} UTC: {kind}{shorten_paths(told['text'], folder)}"
+        )
         if told["fix"]:
             yield line(f"{_PAD}  fix: {told['fix']}")
     if starts := attempt["fresh_starts"]:
         yield line(Cell(f"{_PAD}ranks were started as {'; '.join(starts)}", "dim"))
-    yield from _remarks(attempt.get("remarks", ()))
+    yield from _remark_lines(attempt.get("remarks", ()))
     if verdict is not None and not has_culprit(verdict):
-        for names, piece in _folded(_evidence(verdict)):
-            yield from _piece(names, piece, folder)
+        for names, piece in _group_evidence(_own_evidence(verdict)):
+            yield from _evidence_lines(names, piece, folder)
 
 
-def _losses(attempt: Json, before: Json) -> Line:
+def _loss_line(attempt: Json, previous: Json) -> Line:
     """Return the losses that an attempt and the one before it logged: they show whether the script resumed."""
-    earlier = before.get("losses")
-    was = f"; in attempt {before['attempt']} from {earlier[0]} to {earlier[1]}" if earlier else ""
+    earlier = previous.get("losses")
+    was = f"; in attempt {previous['attempt']} from {earlier[0]} to {earlier[1]}" if earlier else ""
     return line(
         f"{_PAD}loss in the log of rank 0: from {attempt['losses'][0]} to {attempt['losses'][1]}{was}"
     )
 
 
-def _remarks(remarks: Sequence[str]) -> Iterator[Line]:
+def _remark_lines(remarks: Sequence[str]) -> Iterator[Line]:
     """Yield harmless remarks on single ranks, such as that one is slow."""
     yield from (line(_PAD, Cell(remark, "yellow")) for remark in remarks[:REMARKS_MAX])
     if len(remarks) > REMARKS_MAX:
         yield line(Cell(f"{_PAD}… {len(remarks) - REMARKS_MAX} more, all in --json …", "dim"))
 
 
-def _with_culprit(attempt: Json, folder: str) -> Iterator[Line]:
+def _culprit_lines(attempt: Json, folder: str) -> Iterator[Line]:
     """Yield a verdict with a culprit: the head, then culprit, waiting ranks and evidence, each with a label."""
     verdict = attempt["verdict"]
     at = f" at step {verdict['step']:,}" if verdict.get("step") is not None else ""
     since = "it began" if verdict["kind"] == "desync" else "the last step" if at else "the last heartbeat"
-    found = f", found {span(verdict['detected_s'])} after {since}{_cost(attempt)}"
+    found = f", found {span(verdict['detected_s'])} after {since}{_restart_cost(attempt)}"
     yield line(
         Cell(f"attempt {attempt['attempt']}", "bold"),
         _PAD,
@@ -286,21 +304,21 @@ def _with_culprit(attempt: Json, folder: str) -> Iterator[Line]:
         found,
     )
     if verdict["kind"] not in ("hang", "desync"):
-        yield line(Cell(f"{_PAD}{short(verdict['head'], folder)}", "red"))
+        yield line(Cell(f"{_PAD}{shorten_paths(verdict['head'], folder)}", "red"))
     for label in ("culprit", "waiting"):
         if verdict.get(label):
-            yield _labelled(label, short(verdict[label], folder), "red" if label == "culprit" else "")
-    pieces = _evidence(verdict)
+            yield _labelled(label, shorten_paths(verdict[label], folder), "red" if label == "culprit" else "")
+    pieces = _own_evidence(verdict)
     brief = [one for one in pieces if _is_brief(one)]
     if brief:
-        yield _labelled("evidence", " · ".join(short(one["text"], folder) for one in brief))
-    longer = [short(one["text"], folder) for one in pieces if not _is_brief(one)]
-    for number, piece in enumerate(longer[:FOLDS_MAX]):
+        yield _labelled("evidence", " · ".join(shorten_paths(one["text"], folder) for one in brief))
+    longer = [shorten_paths(one["text"], folder) for one in pieces if not _is_brief(one)]
+    for number, piece in enumerate(longer[:GROUPS_MAX]):
         label = "" if brief or number else "evidence"
-        rows = _rows(piece)
+        rows = _text_rows(piece)
         yield from (_labelled(label if not row else "", one, "dim") for row, one in enumerate(rows))
-    if len(longer) > FOLDS_MAX:
-        yield _labelled("", f"… {len(longer) - FOLDS_MAX} more, all in --json …", "dim")
+    if len(longer) > GROUPS_MAX:
+        yield _labelled("", f"… {len(longer) - GROUPS_MAX} more, all in --json …", "dim")
     yield from (_labelled("fix", one["fix"]) for one in pieces if one["fix"])
 
 
@@ -314,12 +332,12 @@ def _labelled(label: str, text: str, style: str = "") -> Line:
     return line(f"{_PAD}{label:<10}", Cell(cut(text, SENTENCE_CHARS_MAX), style))
 
 
-def _evidence(verdict: Json) -> list[Json]:
+def _own_evidence(verdict: Json) -> list[Json]:
     """Return the evidence without what the previous attempt's line already says."""
     return [piece for piece in verdict["proof"] if piece["kind"] != "likewise"]
 
 
-def _folded(evidence: Sequence[Json]) -> list[tuple[list[str], Json]]:
+def _group_evidence(evidence: Sequence[Json]) -> list[tuple[list[str], Json]]:
     pieces: dict[tuple[str, str], tuple[list[str], Json]] = {}
     for piece in evidence:
         names, _ = pieces.setdefault((piece["text"], piece["fix"]), ([], piece))
@@ -327,34 +345,34 @@ def _folded(evidence: Sequence[Json]) -> list[tuple[list[str], Json]]:
     return list(pieces.values())
 
 
-def _steps(attempt: Json) -> str:
+def _steps_text(attempt: Json) -> str:
     if attempt["last_step"] is None:
         return ""
-    return f", {_span(attempt['first_step'], attempt['last_step'])}"
+    return f", {_step_range(attempt['first_step'], attempt['last_step'])}"
 
 
-def _span(first: int, last: int) -> str:
+def _step_range(first: int, last: int) -> str:
     return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
 
 
-def _piece(names: Sequence[str], piece: Json, folder: str) -> Iterator[Line]:
+def _evidence_lines(names: Sequence[str], piece: Json, folder: str) -> Iterator[Line]:
     """Yield one piece of evidence without what the summary already says."""
-    text = [] if piece["kind"] == "summary" else _rows(short(piece["text"], folder))
+    text = [] if piece["kind"] == "summary" else _text_rows(shorten_paths(piece["text"], folder))
     if len(text) == 1:
-        who = f"{named(names)}: " if names else ""
+        who = f"{name_list(names)}: " if names else ""
         yield line(f"{_PAD}{cut(who + text[0], SENTENCE_CHARS_MAX)}")
     else:
-        yield from _lines(text)
+        yield from _text_lines(text)
     if piece["fix"]:
-        yield line(f"{_PAD}  fix: {cut(short(piece['fix'], folder), SENTENCE_CHARS_MAX)}")
+        yield line(f"{_PAD}  fix: {cut(shorten_paths(piece['fix'], folder), SENTENCE_CHARS_MAX)}")
 
 
-def _rows(text: str) -> list[str]:
+def _text_rows(text: str) -> list[str]:
     """Return the lines of a text without those of a traceback that only underline the line above."""
     return [row for row in text.rstrip().splitlines() if not row or row.strip(" ^~")]
 
 
-def _lines(text: list[str]) -> Iterator[Line]:
+def _text_lines(text: list[str]) -> Iterator[Line]:
     """Yield the first lines of a text, and as many of the last as there is room for."""
     hidden = len(text) - EVIDENCE_LINES_MAX
     if hidden > 0:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from orchestrator.core.codec import Json
-from orchestrator.core.text import counted, split_stack
-from orchestrator.core.text import named as text_named
-from orchestrator.views.cells import STYLES, Cell, Line, cut, line, named, span
+from orchestrator.core.text import format_count, split_stack
+from orchestrator.core.text import ranks_label as text_named
+from orchestrator.views.cells import STYLES, Cell, Line, cut, line, name_list, span
 
 FRAMES_MAX = 12
 """How many frames of the user's code, and how many of what it called, are shown."""
@@ -20,7 +20,7 @@ LINE_CHARS_MAX = 300
 UNAVAILABLE_MAX = 8
 
 _PAD = "  "
-_WORDS = {
+_ACTIVITY_TEXTS = {
     "waiting_for_ranks": "waiting for other ranks",
     "progressing": "working",
     "spinning": "spinning in one place",
@@ -33,23 +33,23 @@ _WORDS = {
 _STYLES = {"progressing": "green", "waiting_for_ranks": "", "unknown": ""}
 
 
-def stacks(taken: Json, only: Sequence[int] = ()) -> list[Line]:
+def stacks(inspection: Json, only: Sequence[int] = ()) -> list[Line]:
     """Return what `orch stacks` shows, of the ranks in `only` where there are any."""
-    ranks = [rank for rank in taken["ranks"] if not only or rank["rank"] in only]
-    state = Cell(taken["state"], STYLES.get(taken["state"], ""))
-    step = f"  step {taken['step']:,}" if taken["step"] is not None else ""
-    twice = f", twice, {span(taken['apart_s'])} apart" if taken["looks"] > 1 else ""
+    ranks = [rank for rank in inspection["ranks"] if not only or rank["rank"] in only]
+    state = Cell(inspection["state"], STYLES.get(inspection["state"], ""))
+    step = f"  step {inspection['step']:,}" if inspection["step"] is not None else ""
+    twice = f", twice, {span(inspection['apart_s'])} apart" if inspection["looks"] > 1 else ""
     lines = [
-        line(Cell(taken["id"], "bold"), _PAD, state, f"  attempt {taken['attempt']}{step}"),
-        line(f"{counted(len(ranks), 'rank')} inspected{twice}; nothing was changed"),
+        line(Cell(inspection["id"], "bold"), _PAD, state, f"  attempt {inspection['attempt']}{step}"),
+        line(f"{format_count(len(ranks), 'rank')} inspected{twice}; nothing was changed"),
     ]
-    for group in folded(ranks):
-        lines += [(), *_group(group)]
-    tail = [*_unavailable(ranks), *_unanswered(taken["unanswered"])]
-    return [*lines, *([(), *tail] if tail else []), (), line(f"pages  {taken['pages']}")]
+    for group in group_ranks(ranks):
+        lines += [(), *_group_lines(group)]
+    tail = [*_unavailable_lines(ranks), *_unanswered_lines(inspection["unanswered"])]
+    return [*lines, *([(), *tail] if tail else []), (), line(f"pages  {inspection['pages']}")]
 
 
-def folded(ranks: Sequence[Json]) -> list[list[Json]]:
+def group_ranks(ranks: Sequence[Json]) -> list[list[Json]]:
     """Return the ranks in groups that do the same in the same frames: large groups first, then by their first rank."""
     groups: dict[tuple[object, ...], list[Json]] = {}
     for rank in ranks:
@@ -58,21 +58,21 @@ def folded(ranks: Sequence[Json]) -> list[list[Json]]:
     return sorted(groups.values(), key=lambda group: (-len(group), group[0]["rank"]))
 
 
-def _group(group: Sequence[Json]) -> Iterator[Line]:
+def _group_lines(group: Sequence[Json]) -> Iterator[Line]:
     first = group[0]
     name = text_named([rank["rank"] for rank in group])
-    on = named(list(dict.fromkeys(rank["node"] for rank in group)))
+    on = name_list(list(dict.fromkeys(rank["node"] for rank in group)))
     still_s = min(rank["still_s"] for rank in group)
     still = f" for {span(still_s)}" if still_s and first["activity"] != "progressing" else ""
-    doing = f"{_WORDS.get(first['activity'], first['activity'])}{still}"
+    doing = f"{_ACTIVITY_TEXTS.get(first['activity'], first['activity'])}{still}"
     reasons = list(dict.fromkeys(rank["why"] for rank in group if rank["why"]))
-    more = f", and {counted(len(reasons) - 1, 'more reason')}" if len(reasons) > 1 else ""
+    more = f", and {format_count(len(reasons) - 1, 'more reason')}" if len(reasons) > 1 else ""
     why = f"{': ' if doing else ''}{cut(reasons[0], LINE_CHARS_MAX)}{more}" if reasons else ""
     colon = ": " if doing or why else ""
     style = _STYLES.get(first["activity"], "yellow")
     yield line(Cell(name, "bold"), f" on {on}{colon}", Cell(f"{doing}{why}", style), _gpu_use(group))
-    yield from _frames(first)
-    yield from _collectives(group)
+    yield from _frame_lines(first)
+    yield from _collective_lines(group)
 
 
 def _gpu_use(group: Sequence[Json]) -> str:
@@ -84,7 +84,7 @@ def _gpu_use(group: Sequence[Json]) -> str:
     return f", GPU {most} busy" if least == most else f", GPUs {least} to {most} busy"
 
 
-def _frames(rank: Json) -> Iterator[Line]:
+def _frame_lines(rank: Json) -> Iterator[Line]:
     """Yield the user's frames as a traceback has them, outermost first, then the frames inside their innermost call."""
     where = rank["where"]
     inside, users = split_stack(where, rank["stack"], rank["inside"])
@@ -101,7 +101,7 @@ def _frames(rank: Json) -> Iterator[Line]:
         yield line(Cell(cut(f"{_PAD}inside: {shown}", LINE_CHARS_MAX), "dim"))
 
 
-def _collectives(group: Sequence[Json]) -> Iterator[Line]:
+def _collective_lines(group: Sequence[Json]) -> Iterator[Line]:
     """Yield the last collective of each process group, ranks in the same one together."""
     ranks_of: dict[str, list[int]] = {}
     for rank in group:
@@ -116,16 +116,16 @@ def _collectives(group: Sequence[Json]) -> Iterator[Line]:
         yield line(Cell(f"{_PAD}last collective entered: {text}{whose}", "dim"))
 
 
-def _unavailable(ranks: Sequence[Json]) -> Iterator[Line]:
+def _unavailable_lines(ranks: Sequence[Json]) -> Iterator[Line]:
     """Yield what could not be inspected, and why."""
     ranks_of: dict[str, list[int]] = {}
     for rank in ranks:
         for lack in rank["unavailable"]:
             ranks_of.setdefault(lack, []).append(rank["rank"])
-    for lack, who in list(ranks_of.items())[:UNAVAILABLE_MAX]:
-        whose = "" if len(who) == len(ranks) else f" ({text_named(who)})"
+    for lack, ranks_lacking in list(ranks_of.items())[:UNAVAILABLE_MAX]:
+        whose = "" if len(ranks_lacking) == len(ranks) else f" ({text_named(ranks_lacking)})"
         yield line(Cell(f"not available: {cut(lack, LINE_CHARS_MAX)}{whose}", "dim"))
 
 
-def _unanswered(nodes: Sequence[str]) -> list[Line]:
-    return [line(Cell(f"no answer from {named(nodes)}", "bold red"))] if nodes else []
+def _unanswered_lines(nodes: Sequence[str]) -> list[Line]:
+    return [line(Cell(f"no answer from {name_list(nodes)}", "bold red"))] if nodes else []

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.core.codec import Json
 from orchestrator.core.jobdir.status_file import Status
-from orchestrator.core.text import counted
-from orchestrator.views.cells import STYLES, Cell, Line, columns, cut, line, named, or_dash
-from orchestrator.views.status import reason, without_notes
+from orchestrator.core.text import format_count
+from orchestrator.views.cells import STYLES, Cell, Line, columns, cut, line, name_list, or_dash
+from orchestrator.views.status import reason, strip_notes
 
 REASON_CHARS_MIN = 20
 
@@ -32,7 +32,7 @@ def jobs(statuses: Sequence[Status], chars_max: int | None = None) -> list[Line]
 
 
 def _job_row(status: Status, reason_chars: int | None) -> list[Cell]:
-    why = without_notes(reason(status), status.nodes)
+    why = strip_notes(reason(status), status.nodes)
     if status.copy_of:
         why = f"a copy of {status.copy_of}"
     return [
@@ -55,23 +55,23 @@ def hosts(listed: Sequence[Json]) -> list[Line]:
         return [line("no job or check has used a host yet")]
     heads = ("HOST", "STATE", "SEEN (UTC)", "JOB", "LAST FAILURE (UTC)")
     if "free" in listed[0]:
-        rows = [[Cell(entry["host"]), *_free(entry["free"])] for entry in listed]
+        rows = [[Cell(entry["host"]), *_capacity_cells(entry["free"])] for entry in listed]
         return columns(rows, ("HOST", "FREE NOW", "HELD (UTC)"))
     return columns([_host_row(entry) for entry in listed], heads)
 
 
-def _free(stock: Json | None) -> tuple[Cell, Cell]:
-    if stock is None or stock["fault"]:
-        return Cell("-"), Cell(stock["fault"] if stock else "not reached over SSH", "yellow")
+def _capacity_cells(capacity: Json | None) -> tuple[Cell, Cell]:
+    if capacity is None or capacity["fault"]:
+        return Cell("-"), Cell(capacity["fault"] if capacity else "not reached over SSH", "yellow")
     free = []
-    for kind, total in (("GPU", stock["gpus"]), ("slot", stock["slots"])):
-        taken = sum(one["count"] for one in stock["held"] if one["things"].startswith(kind))
-        free += [f"{max(0, total - taken)} of {counted(total, kind)}"] if total else []
-    held = "; ".join(f"{one['things']} by {one['holder']}{_since(one)}" for one in stock["held"])
+    for kind, total in (("GPU", capacity["gpus"]), ("slot", capacity["slots"])):
+        taken = sum(one["count"] for one in capacity["held"] if one["things"].startswith(kind))
+        free += [f"{max(0, total - taken)} of {format_count(total, kind)}"] if total else []
+    held = "; ".join(f"{one['things']} by {one['holder']}{_since_text(one)}" for one in capacity["held"])
     return Cell(", ".join(free)), Cell(held or "-")
 
 
-def _since(held: Json) -> str:
+def _since_text(held: Json) -> str:
     return f", since {held['since'][:16].replace('T', ' ')}" if held["since"] else ""
 
 
@@ -97,15 +97,15 @@ def _host_row(entry: Json) -> list[Cell]:
 def findings(found: Sequence[Json]) -> list[Line]:
     """Return the findings of a preflight, a line each, with their fixes; a fault that several hosts share, once."""
     lines: list[Line] = []
-    for one, text in _folded(found):
-        mark = _MARKS[one["severity"]]
+    for one, text in _group_findings(found):
+        mark = _SEVERITY_CELLS[one["severity"]]
         lines.append(line(mark, f"{one['what']:<8} {text}"))
         if one["fix"]:
             lines.append(line(f"               fix: {one['fix']}"))
     return lines
 
 
-_MARKS = {
+_SEVERITY_CELLS = {
     "ok": Cell("ok    ", "green"),
     "note": Cell("note  "),
     "warning": Cell("warn  ", "yellow"),
@@ -113,18 +113,18 @@ _MARKS = {
 }
 
 
-def _folded(found: Sequence[Json]) -> Iterator[tuple[Json, str]]:
+def _group_findings(found: Sequence[Json]) -> Iterator[tuple[Json, str]]:
     """Yield findings with their texts; a fault that several hosts share is one that names them all."""
     alike: dict[tuple[str, str, str], list[str]] = {}
     firsts: list[tuple[Json, str, list[str]]] = []
     for finding in found:
-        host, _, said = finding["found"].partition(": ")
-        if finding["severity"] in ("ok", "note") or not said or " " in host:
+        host, _, fault_text = finding["found"].partition(": ")
+        if finding["severity"] in ("ok", "note") or not fault_text or " " in host:
             firsts.append((finding, finding["found"], []))
             continue
-        names = alike.setdefault((finding["what"], said, finding["fix"]), [])
+        names = alike.setdefault((finding["what"], fault_text, finding["fix"]), [])
         names.append(host)
         if len(names) == 1:
-            firsts.append((finding, said, names))
-    for first, said, names in firsts:
-        yield first, f"{named(names)}: {said}" if names else said
+            firsts.append((finding, fault_text, names))
+    for first, fault_text, names in firsts:
+        yield first, f"{name_list(names)}: {fault_text}" if names else fault_text

@@ -182,7 +182,7 @@ def test_a_host_without_power_loses_all_but_its_disk(box: Box, asleep: Host) -> 
     box.second_network()
     procs = inside({asleep.namespaces["pid"]})
     box.power_off("node4")
-    assert procs and not any(map(procfs.alive, procs)) and not asleep.is_up
+    assert procs and not any(map(procfs.is_alive, procs)) and not asleep.is_up
     assert ssh(box, "node4", "true").returncode == 255
     box.power_on("node4")
     assert says(box, "node4", "cat ~/kept") == "kept"
@@ -299,7 +299,7 @@ def test_nothing_is_left_of_a_box() -> None:
         box.cut("node1")
         box.freeze("node2")
         procs = inside(spaces)
-    assert len(procs) >= 6 and not any(map(procfs.alive, procs))
+    assert len(procs) >= 6 and not any(map(procfs.is_alive, procs))
     assert not state.exists()
     assert Path("/proc/self/mountinfo").read_text() == before
     assert not any(name.startswith(("br", "veth", "n1")) for _, name in socket.if_nameindex())
@@ -331,6 +331,6 @@ def test_a_box_dies_with_its_owner_and_the_next_sweeps_it_away(can_have_hosts: N
     assert Path(state).parent == PLACE and Path(state).name.startswith(PREFIX)
     # By name, not by namespace: the kernel may have given another box the numbers of these.
     assert len(procs) >= 6
-    wait_for(lambda: not any(procfs.alive(Proc(*proc)) for proc in procs), "the end of its hosts")
+    wait_for(lambda: not any(procfs.is_alive(Proc(*proc)) for proc in procs), "the end of its hosts")
     sweep()
     assert not Path(state).exists()

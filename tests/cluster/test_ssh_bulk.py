@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.checkpoints import ledger
-from orchestrator.core.checkpoints.save import SaveState
+from orchestrator.core.checkpoints.checkpoint import CheckpointState
 from orchestrator.core.host import procfs
 from tests.support.cluster.box import Box
 from tests.support.cluster.desk import ENDED, FAKE_TORCH, STEPPER, TOGETHER, Desk
@@ -159,7 +159,7 @@ def test_a_host_that_is_lost_while_its_save_is_on_its_way_home_costs_that_save_a
     box.power_on("node1")  # what it still has of step 20 is older than what is at home by now
     saves, _ = ledger.read(job.folder.root, job.folder.ledger)
     assert [(save.main, save.attempt, save.state) for save in saves.values()] == [
-        ("step-10", 1, SaveState.WHOLE), ("step-20", 1, SaveState.GONE), ("step-20", 2, SaveState.WHOLE),
+        ("step-10", 1, CheckpointState.WHOLE), ("step-20", 1, CheckpointState.GONE), ("step-20", 2, CheckpointState.WHOLE),
     ]  # fmt: skip
     assert (job.folder.checkpoints / "step-20").stat().st_size == 1000
     assert not list((job.folder.checkpoints / ".coming").iterdir())
@@ -182,6 +182,6 @@ def test_files_in_a_shared_home_are_not_carried_at_all(can_have_hosts: None) -> 
         ]
         assert len(list((root / "logs/attempt-001").glob("rank-*.log"))) == 4
         saves, _ = ledger.read(root, root / "checkpoints/ledger.jsonl")
-        assert {save.state for save in saves.values()} == {SaveState.WHOLE} and len(saves) == 4
-        assert all(place.host == "" for save in saves.values() for place in save.places)
+        assert {save.state for save in saves.values()} == {CheckpointState.WHOLE} and len(saves) == 4
+        assert all(place.host == "" for save in saves.values() for place in save.locations)
         assert not desk.clear_up()

@@ -205,7 +205,7 @@ def test_a_host_lost_for_good_fails_the_job_by_name_and_is_dismissed_and_collect
     box.heal("node2")
     desk.orch("collect", job.id)
     assert job.folder.rank_log(1, 3).read_bytes() == job.on_host("node2").rank_log(1, 3).read_bytes()
-    wait_for(lambda: not procfs.alive(supervisor), "the supervisor to leave", LEAVE_S_MAX)
+    wait_for(lambda: not procfs.is_alive(supervisor), "the supervisor to leave", LEAVE_S_MAX)
     wait_for(lambda: not desk.at_work(), "silence on all hosts")
 
 

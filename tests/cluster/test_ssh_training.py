@@ -99,7 +99,7 @@ def test_a_host_lost_for_good_is_replaced_by_the_spare_with_the_same_weights(des
     assert last["resumed_from"] is not None
     assert job.placed() == ["node1", "node3"]
     template = job.on_host("node3").node("node3") / "template"
-    assert template.stat().st_mtime < status_file.seconds(last["started_at"])
+    assert template.stat().st_mtime < status_file.parse_iso(last["started_at"])
     assert all(how.startswith("forks of") for how in last["starts"])
     assert digest(job) == wanted
     box.heal()

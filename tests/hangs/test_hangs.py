@@ -68,8 +68,8 @@ def _assert_judged(job: Sight, case: Case) -> None:
 
 def _assert_named_at_once(job: Sight, case: Case, verdict: d.Verdict) -> None:
     """Long before what only patience sees is judged, the rank is named with its line."""
-    named = job.notices(d.Topic.SUSPECT)
-    assert named or not verdict.patience_s, _told(verdict)
+    named = job.notices(d.NoticeTopic.SUSPECT)
+    assert named or not verdict.stall_timeout_s, _told(verdict)
     for one in named[:1]:
         print(f"{case.name}: named after {one.at - verdict.since_s:.1f} s: {one.why}")
         assert one.at - verdict.since_s < min(case.found_s_max, START_S_MAX) + LOADED_S, one

@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.checkpoints.save import Closing, Content, Format, Piece, Place, Save, SaveState
+from orchestrator.core.checkpoints.checkpoint import (
+    CheckpointFile,
+    CheckpointRecord,
+    CheckpointState,
+    CompletionReason,
+    Content,
+    FileLocation,
+    Format,
+)
 from orchestrator.core.wire import orders, reports
 from orchestrator.supervisor.transfers.log_receiver import LogReceiver
 from tests.support.shipping import Home, Host, play, prepare
@@ -153,7 +161,7 @@ def test_every_save_is_reported_with_its_files_and_then_with_their_hashes(tmp_pa
         await host.up()
         await host.start(SAVES)
         first = await home.report(reports.SaveSeen)
-        assert (first.main, first.part.steps, first.part.closed_by) == ("step 40", 39, Closing.STEPS)
+        assert (first.main, first.part.steps, first.part.closed_by) == ("step 40", 39, CompletionReason.STEPS)
         looks = home.beats["node-0"].looks
         await home.until(lambda: home.beats["node-0"].looks > looks + 1, "two more looks")
         await home.report(reports.Exited)
@@ -224,7 +232,7 @@ Path(os.environ["ORCH_CHECKPOINT_DIR"], "last.pt").write_bytes(os.urandom(50_000
         await home.report(reports.Stopped)
         kinds = [type(one) for _, one in home.heard]
         assert kinds.index(reports.SaveSeen) < kinds.index(reports.Stopped)
-        assert home.of(reports.SaveSeen)[0].part.closed_by is Closing.END
+        assert home.of(reports.SaveSeen)[0].part.closed_by is CompletionReason.END
         assert (await home.report(reports.SaveHashed)).pieces[0].sha256
         assert await host.end() == 0
 
@@ -260,15 +268,15 @@ def test_of_agents_that_share_a_disk_one_looks_for_saves_and_another_takes_over(
     play(tmp_path, act)
 
 
-def _sent(host: Host, name: str, data: bytes) -> Save:
+def _sent(host: Host, name: str, data: bytes) -> CheckpointRecord:
     """Bring a file to a host as a copy of a save does; return that save as the order to prepare has it."""
     path, at_ns = host.root / "checkpoints" / name, 1_700_000_000_123_456_789
     host.write(f"checkpoints/{name}", data.decode())
     os.utime(path, ns=(at_ns, at_ns))
-    piece = Piece(name, len(data), at_ns, hashlib.sha256(data).hexdigest())
-    return Save(
-        1, name, name, name, 1, 1, 10, Format.UNKNOWN, Content.STATE, True, SaveState.WHOLE, pieces=(piece,),
-        places=(Place("node-0", str(path.parent), (name,)),),
+    piece = CheckpointFile(name, len(data), at_ns, hashlib.sha256(data).hexdigest())
+    return CheckpointRecord(
+        1, name, name, name, 1, 1, 10, Format.UNKNOWN, Content.STATE, True, CheckpointState.WHOLE, files=(piece,),
+        locations=(FileLocation("node-0", str(path.parent), (name,)),),
     )  # fmt: skip
 
 
@@ -315,7 +323,7 @@ def test_a_save_in_a_place_that_all_see_is_told_by_its_number_and_stays(tmp_path
         host = make()
         await host.up()
         save = _sent(host, "last.pt", b"weights")
-        save = replace(save, places=(replace(save.places[0], host=""),))
+        save = replace(save, locations=(replace(save.locations[0], host=""),))
         (host.root / "checkpoints/last.pt").write_bytes(b"wweight")
         host.say(replace(prepare(2), save=save))
         assert (await home.report(reports.PrepareFailed)).save == 1
@@ -329,7 +337,7 @@ def test_what_is_torn_is_moved_out_of_the_scripts_sight_before_the_next_attempt(
     async def act(home: Home, make: Maker) -> None:
         host = make()
         await host.up()
-        torn = replace(_sent(host, "step-20.pt", b"cut off"), state=SaveState.TORN, why="cut off")
+        torn = replace(_sent(host, "step-20.pt", b"cut off"), state=CheckpointState.TORN, why="cut off")
         host.say(replace(prepare(2), torn=(torn,)))
         await home.report(reports.Prepared)
         names = {path.name for path in (host.root / "checkpoints").iterdir()}

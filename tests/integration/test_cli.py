@@ -110,7 +110,7 @@ def test_ctrl_c_while_following_leaves_the_job_running_and_says_how_to_come_back
     assert b"keeps running" in seen and b"orch logs -f t\r\n" in seen and b"Traceback" not in seen
     sight = desk.jobs[0]
     ranks = sight.rank_procs()
-    assert len(ranks) == 2 and all(procfs.alive(proc) for proc in ranks.values())
+    assert len(ranks) == 2 and all(procfs.is_alive(proc) for proc in ranks.values())
     assert os.getsid(sight.supervisor().pid) != os.getsid(0)
     sight.job.cancel()
     assert sight.wait()["state"] == "CANCELLED"

@@ -87,7 +87,7 @@ def hanging(torch_forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Ite
             until(lambda w=window, s=shape: _is_in(w.query(), s), f"rank {number} enters {shape}")  # type: ignore[misc]
             assert rank.last_step().step == STEPS
         time.sleep(flight_recorder.CALL_S_MAX)  # so that rank 1 is in its call for good
-        asked = [window.start_query(python_of=0) for window in windows]
+        asked = [window.start_query(threads_pid=0) for window in windows]
         found = [one.result(60.0) for one in asked]
         yield Gang(ranks, [one.pid for one in running], windows, found)
 
@@ -119,16 +119,16 @@ def test_who_has_not_entered_what_the_others_wait_in_is_seen(hanging: Gang) -> N
 def test_native_code_that_keeps_python_from_running_is_seen_and_stays_seen(hanging: Gang) -> None:
     assert hanging.found[1].gil_held is True
     for _ in range(12):  # more often than torch has threads to answer
-        assert hanging.windows[1].query(python_of=0).gil_held is True
+        assert hanging.windows[1].query(threads_pid=0).gil_held is True
     assert hanging.windows[1].query().entries
-    assert until(lambda: hanging.windows[0].query(python_of=0).gil_held is False, "Python runs in rank 0")
+    assert until(lambda: hanging.windows[0].query(threads_pid=0).gil_held is False, "Python runs in rank 0")
 
 
 def test_whoever_is_slow_by_itself_is_told_from_those_that_wait_for_it(hanging: Gang) -> None:
     own = []
     for rank, found in zip(hanging.ranks, hanging.found, strict=True):
-        one = flight_recorder.own_work_s(
-            rank.reader().step_ends(flight_recorder.OWN_STEPS_MAX + 1), found.entries
+        one = flight_recorder.local_compute_s(
+            rank.reader().step_ends(flight_recorder.COMPUTE_STEPS_MAX + 1), found.entries
         )
         assert one is not None
         own.append(one)
@@ -142,7 +142,7 @@ def test_a_stopped_rank_does_not_answer_and_that_is_said_in_time(hanging: Gang) 
     try:
         until(lambda: _stands_still(hanging.pids[3]), "every thread is stopped")
         began_s = time.monotonic()
-        found = hanging.windows[3].start_query(python_of=0).result(60.0)
+        found = hanging.windows[3].start_query(threads_pid=0).result(60.0)
         assert "no answer within 1 s" in found.unavailable
         assert time.monotonic() - began_s < 5 * flight_recorder.CALL_S_MAX
     finally:
@@ -183,7 +183,7 @@ while not os.path.exists(os.environ["GO"]):
 
 def _goes_away(rank: Rank, pid: int, handler: str) -> bool:
     try:
-        flight_recorder._sent(rank.dir, pid, handler).close()
+        flight_recorder._send_request(rank.dir, pid, handler).close()
     except BlockingIOError:  # more than wait in its queue
         return False
     return True

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import orchestrator
-from orchestrator.client import saves
+from orchestrator.client import job_checkpoints
 from orchestrator.client.job import Job
 from tests.support.packages import need
 
@@ -118,7 +118,11 @@ def test_a_training_goes_on_from_its_checkpoint_when_a_rank_is_killed(
     assert 1 < second["first_step"] <= first["last_step"] + 1, "it went on, and left no step out"
     assert job.status()["step"] == second["last_step"] == STEPS
     assert re.search(example.says, log(job, 2, 0))
-    found = [one for one in saves.listed(job.folder, job.plan(), verify=True) if one["complete"]]
+    found = [
+        one
+        for one in job_checkpoints.list_checkpoints(job.folder, job.plan(), verify=True)
+        if one["complete"]
+    ]
     assert found and found[-1]["step"] == STEPS
     for one in found:
         assert re.fullmatch(example.checkpoints, Path(one["path"]).name)

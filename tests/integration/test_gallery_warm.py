@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.client import saves
+from orchestrator.client import job_checkpoints
 from orchestrator.client.job import Job
 from tests.integration.test_gallery import RUN_S_MAX, TRAININGS, Training, submit
 from tests.support.packages import need
@@ -44,7 +44,11 @@ def test_a_training_by_forks_ends_with_the_same_weights_as_one_by_new_interprete
 
 def weights(job: Job) -> dict[str, object]:
     """Return what each file of the last checkpoint holds: tensors where torch reads it, else bytes."""
-    whole = [one for one in saves.listed(job.folder, job.plan(), verify=False) if one["complete"]]
+    whole = [
+        one
+        for one in job_checkpoints.list_checkpoints(job.folder, job.plan(), verify=False)
+        if one["complete"]
+    ]
     last = Path(whole[-1]["path"])
     files = [last] if last.is_file() else sorted(path for path in last.rglob("*") if path.is_file())
     return {str(path.relative_to(last)): contents(path) for path in files if path.name != ".metadata"}

@@ -138,14 +138,14 @@ def test_the_steps_that_fill_the_optimizer_for_a_sharded_checkpoint_are_none(
     ranks = gang(tmp_path)
     _train(torch_forge, ranks, DCP, str(tmp_path / "saved"))
     assert [_steps(rank) for rank in ranks] == [(STEPS, STEPS)] * 2
-    assert [rank.reader().alone_with() for rank in ranks] == [None, None]
+    assert [rank.reader().framework_without_group() for rank in ranks] == [None, None]
 
 
 def test_the_steps_of_spawned_children_are_those_of_their_rank(torch_forge: Forge, tmp_path: Path) -> None:
     rank = lay_out(tmp_path)
     _train(torch_forge, [rank], SPAWN, str(free_port()))
     assert _steps(rank) == (STEPS, STEPS)
-    assert rank.reader().alone_with() is None
+    assert rank.reader().framework_without_group() is None
     assert not rank.reader().groups(), "the gangs of two ranks' children would be taken for one"
 
 
@@ -162,7 +162,7 @@ def test_ranks_that_their_library_has_not_joined_are_alone(
     ranks = gang(tmp_path)
     _train(torch_forge, ranks, text)
     assert [_steps(rank) for rank in ranks] == [(STEPS, STEPS)] * 2
-    assert [rank.reader().alone_with() for rank in ranks] == [framework] * 2
+    assert [rank.reader().framework_without_group() for rank in ranks] == [framework] * 2
 
 
 def test_the_variable_that_the_notice_names_joins_the_ranks_of_accelerate(
@@ -171,5 +171,5 @@ def test_the_variable_that_the_notice_names_joins_the_ranks_of_accelerate(
     ranks = gang(tmp_path)
     logs = _train(torch_forge, ranks, ACCELERATE, ACCELERATE_USE_CPU="true")
     assert all(b"of 2" in log for log in logs)
-    assert [rank.reader().alone_with() for rank in ranks] == [None, None]
+    assert [rank.reader().framework_without_group() for rank in ranks] == [None, None]
     assert "ACCELERATE_USE_CPU" not in os.environ

@@ -152,13 +152,13 @@ def _without_times(log: bytes) -> list[bytes]:
 
 
 def test_errors_are_read_of_the_first_process_else_the_newest(tmp_path: Path) -> None:
-    assert failure.error_of(tmp_path, 1) is None
+    assert failure.find_error(tmp_path, 1) is None
     for age_s, pid in enumerate((30, 10, 20)):
         path = tmp_path / layout.ERROR_FILE.format(pid)
         path.write_text(f'{{"type": "E{pid}", "message": "", "traceback": "", "where": null}}')
         os.utime(path, (1000 - age_s, 1000 - age_s))
     (tmp_path / layout.ERROR_FILE.format(5)).write_text("torn")
-    found = [failure.error_of(tmp_path, pid) for pid in (10, 20, 5, 99)]
+    found = [failure.find_error(tmp_path, pid) for pid in (10, 20, 5, 99)]
     assert [error.type for error in found if error is not None] == ["E10", "E20", "E30", "E30"]
 
 

@@ -87,7 +87,7 @@ def test_no_orphan_outlives_its_agent_and_the_job_resumes(desk: Desk, victim: st
     assert job.wait()["state"] == "SUCCEEDED", job.job.why()
     assert job.kinds() == ["node_lost", None]
     assert job.verdict()["node"] == "node-0"
-    assert not [proc for proc in kin if procfs.alive(proc)]
+    assert not [proc for proc in kin if procfs.is_alive(proc)]
 
 
 @pytest.mark.parametrize("victim", ["agent", "keeper"])

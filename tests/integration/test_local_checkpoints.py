@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.brain.model import events as e
-from orchestrator.core.checkpoints.save import SaveState
+from orchestrator.core.checkpoints.checkpoint import CheckpointState
 from orchestrator.core.errors import ClusterError, UserError
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
 
@@ -253,7 +253,7 @@ run(1000000 if attempt == 1 else 30, start=10)
     )
     job = desk.submit({**FAKE_TORCH, "train.py": script}, nodes=2, procs_per_node=1, entrypoint="train.py")
     wait_until(
-        lambda: [one for one in job.news(e.SaveChanged) if one.save.state is SaveState.WHOLE],
+        lambda: [one for one in job.news(e.CheckpointChanged) if one.save.state is CheckpointState.WHOLE],
         "the checkpoint",
     )
     with pytest.raises(UserError, match="the job is RUNNING"):
@@ -305,7 +305,7 @@ die()
     ledger.unlink()
     ledger.write_text(lines)
     choice = job.job.resume()
-    assert choice.save is not None
+    assert choice.checkpoint is not None
     job.wait()
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from orchestrator.brain.model import decisions as d
-from orchestrator.client import saves
+from orchestrator.client import job_checkpoints
 from orchestrator.core.wire import reports
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill
 from tests.support.torch_script import WITHOUT_DYNAMO
@@ -97,7 +97,10 @@ def test_after_kill_9_of_a_rank_the_final_weights_are_bitwise_those_of_an_uninte
     assert third["resumed_from"].endswith("step-030.pt")
     (passed,) = third["passed"]
     assert re.match("distrusted: rank [01] could not load it in attempt 2", passed["why"])
-    states = {one["main"]: one["state"] for one in saves.listed(job.job.folder, job.job.plan(), verify=False)}
+    states = {
+        one["main"]: one["state"]
+        for one in job_checkpoints.list_checkpoints(job.job.folder, job.job.plan(), verify=False)
+    }
     assert states["step-031.pt"] == "distrusted"
     assert "resumed at step 30" in job.log(0, 3)
     assert (first["last_step"], third["first_step"]) == (33, 31)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.client import saves
+from orchestrator.client import job_checkpoints
 from tests.support.local import Desk
 from tests.support.torch_saves import STAND_IN
 
@@ -61,7 +61,7 @@ def test_rollback_fails_where_the_loss_is_nan_again(desk: Desk) -> None:
     assert job.kinds() == ["diverged", "diverged"]
     distrusted = [
         one
-        for one in saves.listed(job.job.folder, job.job.plan(), verify=False)
+        for one in job_checkpoints.list_checkpoints(job.job.folder, job.job.plan(), verify=False)
         if one["state"] == "distrusted"
     ]
     assert distrusted

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.client import saves
+from orchestrator.client import job_checkpoints
 from orchestrator.supervisor.status import ENDED
 from tests.support.framework_scripts import EVERY, FRAMEWORKS, STEPS, Framework
 from tests.support.local import Desk, Sight, kill, wait_until
@@ -104,7 +104,11 @@ def _assert_told(job: Sight, framework: Framework, status: dict[str, Any]) -> No
         assert before["last_step"] in (made, made + 1), (number, before)  # killed before it could tell
         assert before["repeated_steps"] == before["last_step"] - first + 1, (number, before)
     assert (status["step"], status["restarts"], status["checkpoint"]["step"]) == (STEPS, 2, STEPS)
-    newest = next(one for one in saves.listed(job.job.folder, job.job.plan(), verify=False) if one["resume"])
+    newest = next(
+        one
+        for one in job_checkpoints.list_checkpoints(job.job.folder, job.job.plan(), verify=False)
+        if one["resume"]
+    )
     assert (newest["state"], newest["step"], newest["exists"]) == ("whole", STEPS, True), newest
     assert fnmatch.fnmatchcase(newest["path"], f"{job.root}/code/{framework.place}"), newest
 

@@ -92,7 +92,7 @@ def _size_bytes(job: Sight) -> int:
 
 
 def _is_gone(proc: Proc) -> bool:
-    return not procfs.alive(proc)
+    return not procfs.is_alive(proc)
 
 
 def _fill_journal(job: Sight) -> None:
@@ -120,12 +120,12 @@ def test_a_full_disk_costs_nothing_but_time(small_desk: Desk, small_disk: Path, 
     _fill_journal(job)
     supervisor = job.supervisor()
     time.sleep(FULL_S)
-    assert all(procfs.alive(one) for one in (*ranks.values(), *shepherds, supervisor))
+    assert all(procfs.is_alive(one) for one in (*ranks.values(), *shepherds, supervisor))
     assert job.job.status()["full_disk"] == job.job.why()["full_disk"] == str(job.root)
     (tmp_path / "gate").touch()  # the ranks end while nothing of it can be written down
-    wait_until(lambda: not any(procfs.alive(one) for one in ranks.values()), "the end of the ranks")
+    wait_until(lambda: not any(procfs.is_alive(one) for one in ranks.values()), "the end of the ranks")
     time.sleep(3 * RETRY_S)
-    assert all(procfs.alive(one) for one in (*shepherds, supervisor))
+    assert all(procfs.is_alive(one) for one in (*shepherds, supervisor))
     assert not job.news(d.EndJob)
     (small_disk / "fill").unlink()
     status = job.wait()

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.client import saves
-from orchestrator.core.text import counted
+from orchestrator.client import job_checkpoints
+from orchestrator.core.text import format_count
 from orchestrator.report import page
 from orchestrator.views import cells
 from tests.support.habits import DEATHS, EVERY, HABITS, STEPS, Habit, env_of, script_of
@@ -67,7 +67,7 @@ def test_what_a_script_does_by_itself_is_what_orch_says_of_it(
     assert weights == undisturbed
     for number in (2, 3, 4):
         _assert_begun(job, why["attempts"][number - 1], habit, number, scratch)
-    listed = saves.listed(job.job.folder, job.job.plan(), verify=False)
+    listed = job_checkpoints.list_checkpoints(job.job.folder, job.job.plan(), verify=False)
     newest = next(one for one in listed if one["resume"])
     assert (newest["step"], newest["exists"]) == (STEPS, True), newest
     assert status["step"] == STEPS
@@ -110,16 +110,16 @@ def _assert_page(job: Sight, status: dict[str, Any], why: dict[str, Any]) -> Non
         assert row[0] == str(attempt["attempt"])
         assert row[3] == f"{attempt['first_step']} to {attempt['last_step']}{again}"
         began = attempt["began_from"]
-        path = cells.short(began["path"], str(job.root)) if began else "the beginning"
+        path = cells.shorten_paths(began["path"], str(job.root)) if began else "the beginning"
         assert row[4] == (f"{path} (the script's choice), step {began['step']}" if began else path)
     whole = _cells(text)[0]
     if (newest := status["checkpoint"]) is not None:
         assert (
-            f"newest checkpoint: {cells.short(newest['path'], str(job.root))}, step {newest['step']} "
+            f"newest checkpoint: {cells.shorten_paths(newest['path'], str(job.root))}, step {newest['step']} "
             in whole
         )
     assert f"{status['state']} attempt {status['attempt']} step {status['step']} " in whole
-    assert f"{counted(status['restarts'], 'restart')} " in whole
+    assert f"{format_count(status['restarts'], 'restart')} " in whole
     spent = why["goodput"]["rank_seconds"]
     assert why["goodput"]["ratio"] == pytest.approx(spent["productive"] / sum(spent.values()), abs=0.01)
     percent = round(100 * spent["productive"] / sum(spent.values()), 2)

@@ -91,11 +91,11 @@ def test_a_supervisor_without_its_journal_does_not_begin_from_nothing_beside_ran
     ranks, supervisor = job.rank_procs(), job.supervisor()
     job.job.folder.journal.unlink()
     kill(supervisor)
-    wait_until(lambda: not procfs.alive(supervisor), "the supervisor's end")
+    wait_until(lambda: not procfs.is_alive(supervisor), "the supervisor's end")
     assert app.run(["status", job.job.id]) == 0
     said = capsys.readouterr().err
     assert "the journal is gone" in said and "stop what still runs: kill" in said
-    assert not job.job.folder.journal.exists() and all(procfs.alive(rank) for rank in ranks.values())
+    assert not job.job.folder.journal.exists() and all(procfs.is_alive(rank) for rank in ranks.values())
     for pid in re.findall(r"kill (\d+) on", said):
         os.kill(int(pid), signal.SIGTERM)
-    wait_until(lambda: not any(map(procfs.alive, ranks.values())), "the ranks' end")
+    wait_until(lambda: not any(map(procfs.is_alive, ranks.values())), "the ranks' end")

@@ -67,7 +67,7 @@ def test_an_interrupt_leaves_the_job_running_and_says_so(desk: Desk) -> None:
         _, err = process.communicate(timeout=RUN_S_MAX)
     assert process.returncode == 130
     assert f"detached: {job.job.id} keeps running" in err
-    assert f"orch cancel {job.job.called}" in err
+    assert f"orch cancel {job.job.reference}" in err
     job.wait_for_state("RUNNING")
     job.job.cancel()
     assert job.wait()["state"] == "CANCELLED"
@@ -151,7 +151,7 @@ def _cut_off(job: Sight) -> None:
 def _age(state: Path) -> None:
     """Make a status 100 s older, as another machine would have written it: its age goes by the clock of the day."""
     written = json.loads(state.read_text())
-    then = status_file.iso(status_file.seconds(written["written_at"]) - 100)
+    then = status_file.iso(status_file.parse_iso(written["written_at"]) - 100)
     state.write_text(json.dumps({**written, "boot": "another", "written_at": then}))
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from orchestrator.client.outline.outline import Outline, outline
+from orchestrator.client.outline.outline import Outline, make_outline
 from orchestrator.core.settings.rank_settings import SetBy, is_watched
 from orchestrator.spec.load import load
 from tests.support.local import Desk, Sight
@@ -15,7 +15,7 @@ DUMP = "import json, os\nprint(json.dumps(dict(os.environ)), flush=True)\n"
 
 
 def _planned(desk: Desk, job: Sight) -> Outline:
-    return outline(load(desk.folder / "work-0" / "job.yaml"), desk.environ)
+    return make_outline(load(desk.folder / "work-0" / "job.yaml"), desk.environ)
 
 
 def _environment(job: Sight, rank: int) -> dict[str, str]:

@@ -44,18 +44,18 @@ def test_ranks_that_train_alone_are_told_to_their_user(desk: Desk, tmp_path: Pat
     )  # fmt: skip
     assert job.wait()["state"] == "SUCCEEDED"
     words = "2 ranks train alone: none has formed a process group after "
-    (notice,) = job.notices(d.Topic.ALONE, d.Topic.STEPS)
+    (notice,) = job.notices(d.NoticeTopic.ALONE, d.NoticeTopic.STEPS)
     assert notice.why.startswith(words)
-    shown = cells.plain(status.job(job.job.source.status()))
+    shown = cells.plain_text(status.job(job.job.source.status()))
     assert (
         f"notice      {words}" in shown and "fix: if they are to train together, torch.distributed" in shown
     )
-    assert words in cells.plain(post_mortem.post_mortem(job.job.why()))
+    assert words in cells.plain_text(post_mortem.post_mortem(job.job.why()))
     wait_until(job.job.folder.ended.exists, "the end of the supervisor's work")
     (note,) = [json.loads(line) for line in told.read_text().splitlines()]
     assert (note["event"], note["verdict"]) == ("notice", None)
     assert words in note["text"]
-    assert not job.news(d.Judge) and not job.notices(d.Topic.HANG, d.Topic.DESYNC)
+    assert not job.news(d.Judge) and not job.notices(d.NoticeTopic.HANG, d.NoticeTopic.DESYNC)
 
 
 def test_what_a_checkpoint_says_of_its_step_counts_and_is_said(desk: Desk) -> None:
@@ -63,9 +63,9 @@ def test_what_a_checkpoint_says_of_its_step_counts_and_is_said(desk: Desk) -> No
     end = job.wait()
     assert end["state"] == "SUCCEEDED"
     assert end["checkpoint"] is not None and end["checkpoint"]["step"] == 20
-    (notice,) = job.notices(d.Topic.ALONE, d.Topic.STEPS)
+    (notice,) = job.notices(d.NoticeTopic.ALONE, d.NoticeTopic.STEPS)
     assert notice.why.startswith("checkpoint-20 says step 20, orch counted ")
-    assert notice.why in cells.plain(status.job(job.job.source.status()))
+    assert notice.why in cells.plain_text(status.job(job.job.source.status()))
 
 
 def test_a_bar_is_the_progress_of_a_job_without_steps(desk: Desk) -> None:
@@ -75,7 +75,9 @@ def test_a_bar_is_the_progress_of_a_job_without_steps(desk: Desk) -> None:
     seen = job.job.source.status()
     assert seen.step is None
     assert any(str(rank.progress).endswith(shown) for rank in seen.ranks)
-    assert shown in cells.plain([status.headline(seen)])
+    assert shown in cells.plain_text([status.headline(seen)])
     job.job.cancel()
     assert job.wait()["state"] == "CANCELLED"
-    assert not job.news(d.Judge) and not [one for one in job.news(d.Notice) if one.topic is not d.Topic.SLOW]
+    assert not job.news(d.Judge) and not [
+        one for one in job.news(d.Notice) if one.topic is not d.NoticeTopic.SLOW
+    ]

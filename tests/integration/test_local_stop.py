@@ -130,7 +130,7 @@ def test_two_cancels_at_once_are_one(desk: Desk) -> None:
     job = desk.submit({"train.py": "import time; time.sleep(600)"}, entrypoint="train.py")
     job.wait_for_state("RUNNING")
     folder = job.job.folder.requests
-    assert [requests.ask(folder, "cancel"), requests.ask(folder, "cancel")] == [1, 2]
+    assert [requests.send(folder, "cancel"), requests.send(folder, "cancel")] == [1, 2]
     (folder / "000003.json").write_text("no request")
     assert job.wait()["state"] == "CANCELLED"
 

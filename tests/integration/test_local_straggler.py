@@ -55,7 +55,7 @@ def test_a_rank_that_is_slow_by_itself_is_named_and_those_that_wait_for_it_are_n
     assert [(one["rank"], one["node"]) for one in found] == [(SLOW_RANK, "node-1")]
     assert float(str(found[0]["factor"])) >= 1.5
     assert float(str(found[0]["own_s"])) >= SLOW_S
-    remark = wait_until(lambda: job.notices(d.Topic.SLOW), "the remark")[0]
+    remark = wait_until(lambda: job.notices(d.NoticeTopic.SLOW), "the remark")[0]
     assert (remark.attempt, remark.key) == (1, str(SLOW_RANK))
     assert [one["remarks"] for one in job.attempts()] == [[remark.why]]
     text = CliRunner().invoke(cli, ["status", job.job.id], env=dict(job.environ)).stdout

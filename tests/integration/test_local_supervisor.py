@@ -11,7 +11,7 @@ import time
 import pytest
 
 import orchestrator
-from orchestrator.brain.brain import SLEPT_S
+from orchestrator.brain.brain import SLEEP_S_MIN
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core.host import procfs
@@ -110,7 +110,7 @@ def test_what_happens_while_nobody_supervises_is_told_later(desk: Desk) -> None:
     ranks = job.rank_procs()
     job.kill_supervisor()
     kill(ranks[3])
-    wait_until(lambda: not procfs.alive(ranks[3]), "the end of rank 3")
+    wait_until(lambda: not procfs.is_alive(ranks[3]), "the end of rank 3")
     _open_gate(job)
     assert job.wait()["state"] == "SUCCEEDED"
     assert job.kinds() == ["crash", None]
@@ -124,7 +124,7 @@ def test_a_job_that_ended_unseen_is_found_to_have_succeeded(desk: Desk) -> None:
     ranks = job.rank_procs()
     job.kill_supervisor()
     _open_gate(job)
-    wait_until(lambda: not any(procfs.alive(rank) for rank in ranks.values()), "the end of all ranks")
+    wait_until(lambda: not any(procfs.is_alive(rank) for rank in ranks.values()), "the end of all ranks")
     assert job.wait()["state"] == "SUCCEEDED"
     _assert_nothing_lost_or_doubled(job)
 
@@ -133,7 +133,7 @@ def test_a_cancel_asked_of_a_dead_supervisor_is_heard_by_the_next(desk: Desk) ->
     job = _gated(desk)
     job.wait_for_step(5)
     job.kill_supervisor()
-    requests.ask(job.job.folder.requests, "cancel")
+    requests.send(job.job.folder.requests, "cancel")
     assert job.wait()["state"] == "CANCELLED"
 
 
@@ -177,9 +177,9 @@ def test_a_supervisor_that_wakes_after_its_job_was_taken_over_leaves_without_a_w
     wait_until(lambda: _state(old.pid) == "T", "the stop")
     written = job.job.folder.journal.read_bytes()
     lock.write_text("1 another-machine\n")  # as one signs it that does not see the lock
-    time.sleep(SLEPT_S + 1.0)  # a shorter pause is none: the lock is then looked at with the next chores
+    time.sleep(SLEEP_S_MIN + 1.0)  # a shorter pause is none: the lock is then looked at with the next chores
     os.kill(old.pid, signal.SIGCONT)
-    wait_until(lambda: not procfs.alive(old), "the end of the supervisor")
+    wait_until(lambda: not procfs.is_alive(old), "the end of the supervisor")
     assert "has taken over the job (pid 1 on another-machine)" in job.job.folder.supervisor_log.read_text()
     assert job.job.folder.journal.read_bytes() == written
     assert job.rank_procs() == ranks

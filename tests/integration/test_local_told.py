@@ -38,14 +38,14 @@ def test_stacks_of_a_running_job_are_taken_and_nothing_is_changed(desk: Desk) ->
         (rank, f"node-{rank}", before[rank].pid) for rank in (0, 1)
     ]
     assert any("sleep_in_vain" in frame for frame in taken["ranks"][1]["stack"])
-    text = cells.plain(stacks.stacks(taken))
+    text = cells.plain_text(stacks.stacks(taken))
     assert "sleep_in_vain" in text and "rank 1 on node-1" in text
     assert Path(taken["pages"]).is_dir()
     step = job.seen()["step"]
     job.wait_for_step(step + 5)
     assert job.rank_procs() == before
     assert job.seen()["state"] == "RUNNING"
-    assert not job.news(d.Judge) and not job.notices(d.Topic.HANG, d.Topic.DESYNC)
+    assert not job.news(d.Judge) and not job.notices(d.NoticeTopic.HANG, d.NoticeTopic.DESYNC)
     job.job.cancel()
     job.wait()
 
@@ -61,7 +61,7 @@ def test_a_stopped_rank_is_a_suspicion_within_seconds_and_none_once_it_goes_on(d
     said = wait_until(lambda: job.job.source.status().suspicion, "a suspicion")
     assert time.monotonic() - began_s < 20  # 2 s on a quiet machine
     assert said and "rank 1 on node-1 is stopped (state T)" in said
-    assert "suspicion   rank 1" in cells.plain(status.job(job.job.source.status()))
+    assert "suspicion   rank 1" in cells.plain_text(status.job(job.job.source.status()))
     kill(procs[1], signal.SIGCONT)
     wait_until(lambda: not job.job.source.status().suspicion, "the end of the suspicion")
     job.job.cancel()
@@ -96,7 +96,7 @@ def test_a_job_whose_files_another_running_job_writes_ends_with_a_notice(desk: D
     )
     wait_until((tmp_path / "last.pt").exists, "the first job's file")
     two = desk.submit({"train.py": script}, procs_per_node=1, entrypoint="train.py")
-    ended = outcome.outcome_of(two.job, 60)
+    ended = outcome.wait_for_outcome(two.job, 60)
     assert ended["state"] == "SUCCEEDED"
     assert [notice for notice in ended["notices"] if one.job.id in notice] == [
         f"{one.job.id} is running, too, and writes the same file, {tmp_path}/last.pt; fix: give each job a folder of its own"

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from orchestrator.client import saves
+from orchestrator.client import job_checkpoints
 from orchestrator.views import cells, post_mortem
 from tests.support.local import Desk, Sight
 from tests.support.torch_saves import STAND_IN
@@ -86,7 +86,7 @@ for epoch in range(epochs_run, 8):
 
 def why(job: Sight) -> str:
     """Return what `orch why` shows."""
-    return cells.plain(post_mortem.post_mortem(job.job.why()))
+    return cells.plain_text(post_mortem.post_mortem(job.job.why()))
 
 
 def test_nano_gpt_goes_on_from_the_checkpoint_that_it_writes_in_place(desk: Desk) -> None:
@@ -117,8 +117,12 @@ def test_what_a_script_saves_where_it_starts_is_known_and_what_it_goes_on_from_t
     assert second["resumed_from"] == second["began_from"]["path"] == str(snapshot)
     assert second["began_from"]["chosen_by"] == ("script" if path == "*" else "orch")
     assert second["first_step"] == 51
-    assert saves.offers(job.job.folder, job.job.plan()) == []
-    (last,) = [one for one in saves.listed(job.job.folder, job.job.plan(), verify=True) if one["resume"]]
+    assert job_checkpoints.find_adoptable(job.job.folder, job.job.plan()) == []
+    (last,) = [
+        one
+        for one in job_checkpoints.list_checkpoints(job.job.folder, job.job.plan(), verify=True)
+        if one["resume"]
+    ]
     assert (last["path"], last["whole"]) == (str(snapshot), True)
     assert "snapshot.pt" in why(job)
     assert re.search(r"loss in the log of rank 0: from 4 to 1; in attempt 1 from 8 to [34]\b", why(job))

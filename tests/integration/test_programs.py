@@ -25,7 +25,7 @@ from mcp import Client, StdioServerParameters
 import orchestrator
 from orchestrator.cli import app
 from orchestrator.core.errors import UserError
-from orchestrator.programs.json_schemas import schema_of
+from orchestrator.programs.json_schemas import make_schema
 from tests.support.cluster import small_torch
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, wait_until
 
@@ -52,7 +52,7 @@ def _orch(desk: Desk, *words: str) -> tuple[int, Any]:
 def _checked(verb: str, text: str) -> Any:
     told = json.loads(text or "null")
     if told is not None:
-        jsonschema.validate(told, schema_of(verb))
+        jsonschema.validate(told, make_schema(verb))
     return told
 
 
@@ -70,7 +70,7 @@ def test_every_json_output_is_as_its_schema_says_and_a_wait_tells_what_to_do(des
         culprit["file"].endswith("train.py")
         and culprit["line"] == FAILS[: FAILS.index("raise")].count("\n") + 1
     )
-    assert f"orch resume {job.job.called}" in [step["command"] for step in told["next"]]
+    assert f"orch resume {job.job.reference}" in [step["command"] for step in told["next"]]
     for words in (["status"], ["status", "--all"], ["why"], ["checkpoints"], ["nodes"], ["goodput"]):
         assert _orch(desk, *words)[0] == 0
     for verb in ("plan", "check"):
@@ -219,7 +219,7 @@ def test_an_agent_submits_waits_and_learns_why_by_the_model_context_protocol(des
                 assert not answer.is_error, answer.content
                 found: Any = answer.structured_content
                 found = found.get("result", found)
-                jsonschema.validate(found, schema_of(verb)) if verb else None
+                jsonschema.validate(found, make_schema(verb)) if verb else None
                 return found
 
             async def refusal(name: str, **arguments: Any) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.client import saves
+from orchestrator.client import job_checkpoints
 from orchestrator.core.errors import UserError
 from tests.support.local import WAIT_S_MAX, Desk, Sight, desk_at, kill, wait_until
 from tests.support.sharded import SHARDED
@@ -115,7 +115,7 @@ def test_a_job_goes_on_from_the_newest_whole_folder_of_torch_distributed_checkpo
         assert end == undisturbed
     known = {
         one["main"]: (one["step"], one["complete"], one["whole"], one["resume"])
-        for one in saves.listed(job.job.folder, job.job.plan(), verify=True)
+        for one in job_checkpoints.list_checkpoints(job.job.folder, job.job.plan(), verify=True)
     }
     assert [known[f"step-{number}"] for number in (10, 20, 30, 60)] == [
         (10, True, True, False), (20, True, True, False), (30, False, False, False), (60, True, True, True),
@@ -229,7 +229,7 @@ def test_other_bytes_of_the_same_size_and_time_are_found_before_a_person_resumes
         assert len(data) == about.st_size
         path.write_bytes(data)
         os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
-    rows = saves.listed(failed.job.folder, failed.job.plan(), verify=True)
+    rows = job_checkpoints.list_checkpoints(failed.job.folder, failed.job.plan(), verify=True)
     assert [(one["main"], one["whole"]) for one in rows] == [
         ("step-10.pt", True), ("step-20.pt", False), ("step-30.pt", False),
     ]  # fmt: skip
@@ -258,8 +258,8 @@ def test_what_is_not_in_the_ledger_is_offered_and_only_resumed_from_when_a_perso
     foreign = folder.checkpoints / "earlier" / "step-900.pt"
     foreign.parent.mkdir()
     shutil.copyfile(folder.checkpoints / "step-20.pt", foreign)
-    assert [offer.path for offer in saves.offers(folder, plan)] == [foreign]
-    assert failed.job.resume(environ=failed.environ).save.main == "step-30.pt"  # type: ignore[union-attr]
+    assert [offer.path for offer in job_checkpoints.find_adoptable(folder, plan)] == [foreign]
+    assert failed.job.resume(environ=failed.environ).checkpoint.main == "step-30.pt"  # type: ignore[union-attr]
     assert failed.wait()["state"] == "SUCCEEDED"
     torn = foreign.with_name("step-901.pt")
     torn.write_bytes(foreign.read_bytes()[:-100])
@@ -283,7 +283,7 @@ def test_the_saves_of_an_earlier_run_with_higher_numbers_are_never_taken_for_thi
     )  # fmt: skip
     assert job.wait()["state"] == "SUCCEEDED", job.job.why()
     assert _sources(job) == ["nothing", "step-30.pt"]
-    offered = saves.offers(job.job.folder, job.job.plan())
+    offered = job_checkpoints.find_adoptable(job.job.folder, job.job.plan())
     assert [offer.path for offer in offered] == [place / "step-900.pt"]
 
 
@@ -301,7 +301,11 @@ def test_files_of_each_rank_are_one_save_and_fit_that_number_of_ranks_only(desk:
         restart={"never_on_exit_codes": [7]},
     )
     assert job.wait()["state"] == "FAILED"
-    (last,) = [one for one in saves.listed(job.job.folder, job.job.plan(), verify=False) if one["resume"]]
+    (last,) = [
+        one
+        for one in job_checkpoints.list_checkpoints(job.job.folder, job.job.plan(), verify=False)
+        if one["resume"]
+    ]
     assert (last["files"], last["step"], last["world_size"]) == (2, 30, 2)
     for ranks in (1, 3):
         with pytest.raises(UserError, match="each of the 2 ranks that saved it"):

@@ -261,7 +261,7 @@ def test_two_boxes_live_side_by_side_and_leave_nothing(slurm: SlurmBox) -> None:
         assert slurm.queue.entries() == []
         procs = inside({host.namespaces["pid"] for host in other.hosts.values()})
         state = other.state
-    assert procs and not any(map(procfs.alive, procs))
+    assert procs and not any(map(procfs.is_alive, procs))
     assert not state.exists()
 
 

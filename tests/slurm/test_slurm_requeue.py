@@ -101,7 +101,7 @@ def test_a_gang_that_trains_on_behind_its_cut_goes_before_the_next_attempt_begin
         slurm.queue.down(node)  # sooner than slurmctld finds out
     job.wait_for_step(5, attempt=2)
     assert set(job.placed()) == {"node3", "node4"} and len(allocations(job)) == 2
-    began_s = status_file.seconds(job.why()[1]["started_at"])
+    began_s = status_file.parse_iso(job.why()[1]["started_at"])
     for rank in range(4):
         assert job.folder.rank_log(1, rank).stat().st_mtime < began_s, "two attempts never run together"
         assert f"in allocation {allocations(job)[1]}: leaving" in node_log(job, f"node{rank // 2 + 1}")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.ssh.connect.connection import Connection, Jumps
+from orchestrator.backends.ssh.connect.connection import Connection, JumpHosts
 from tests.support.sshd import Desk, Sshd, enter, make_key, public, start_sshd
 
 
 @pytest.fixture
-def jumps() -> Iterator[Jumps]:
+def jumps() -> Iterator[JumpHosts]:
     """What the connections of a test share."""
-    shared = Jumps()
+    shared = JumpHosts()
     yield shared
     shared.close()
 
@@ -29,7 +29,7 @@ def server(desk: Desk) -> Sshd:
 
 
 @pytest.fixture
-def connection(server: Sshd, jumps: Jumps) -> Iterator[Connection]:
+def connection(server: Sshd, jumps: JumpHosts) -> Iterator[Connection]:
     """A connection to it."""
     opened = enter(server, jumps)
     yield opened

@@ -19,7 +19,7 @@ from paramiko.pkey import PublicBlob
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect import auth
-from orchestrator.backends.ssh.connect.connection import Connection, Jumps
+from orchestrator.backends.ssh.connect.connection import Connection, JumpHosts
 from orchestrator.backends.ssh.connect.ssh_config import Target, resolve
 from orchestrator.core.observations import Retryable
 from tests.support.sshd import LOOPBACK, WAIT_S, Desk, Sshd, make_key, needs_sshd, public
@@ -46,7 +46,7 @@ def _target(server: Sshd, **changes: object) -> Target:
     return replace(resolve(LOOPBACK, port=server.port), **changes)  # type: ignore[arg-type]
 
 
-def _enter(target: Target, jumps: Jumps) -> None:
+def _enter(target: Target, jumps: JumpHosts) -> None:
     """Log in and see that commands run."""
     connection = Connection.open(target, host_keys="strict", jumps=jumps)
     try:
@@ -55,7 +55,7 @@ def _enter(target: Target, jumps: Jumps) -> None:
         connection.close()
 
 
-def _refusal(target: Target, jumps: Jumps) -> LaunchError:
+def _refusal(target: Target, jumps: JumpHosts) -> LaunchError:
     with pytest.raises(LaunchError) as caught:
         Connection.open(target, host_keys="strict", jumps=jumps)
     assert caught.value.stage == "auth"
@@ -74,7 +74,7 @@ def _add(key: Path) -> None:
 @pytest.mark.parametrize(("kind", "bits"), [("ed25519", None), ("rsa", 2048), ("ecdsa", 256), ("ecdsa", 521)])
 @pytest.mark.parametrize("form", ["OpenSSH", "PEM"])
 def test_each_kind_of_key_file_opens(
-    desk: Desk, jumps: Jumps, kind: str, bits: int | None, form: str
+    desk: Desk, jumps: JumpHosts, kind: str, bits: int | None, form: str
 ) -> None:
     key = make_key(desk.home / "key", kind, bits=bits)
     if form == "PEM" and kind != "ed25519":
@@ -92,7 +92,7 @@ def test_each_kind_of_key_file_opens(
 
 @pytest.mark.parametrize(("kind", "bits"), [("ed25519", None), ("rsa", 2048), ("ecdsa", 384)])
 def test_an_encrypted_key_is_used_through_the_agent(
-    desk: Desk, jumps: Jumps, agent: Path, monkeypatch: pytest.MonkeyPatch, kind: str, bits: int | None
+    desk: Desk, jumps: JumpHosts, agent: Path, monkeypatch: pytest.MonkeyPatch, kind: str, bits: int | None
 ) -> None:
     key = make_key(desk.home / "key", kind, PASSPHRASE, bits)
     _add(key)
@@ -104,17 +104,17 @@ def test_an_encrypted_key_is_used_through_the_agent(
     _enter(_target(server, identity_files=(), agent_socket=str(agent)), jumps)  # as `IdentityAgent` says
 
 
-def test_an_encrypted_key_without_an_agent_names_ssh_add(desk: Desk, jumps: Jumps) -> None:
+def test_an_encrypted_key_without_an_agent_names_ssh_add(desk: Desk, jumps: JumpHosts) -> None:
     key = make_key(desk.home / "key", "ed25519", PASSPHRASE)
     server = desk.start(authorized=public(key) + "\n")
     desk.know(server)
     refusal = _refusal(_target(server, identity_files=(key,)), jumps)
     assert f"the key {key} is encrypted and not in ssh-agent" in refusal.reason
     assert refusal.fix == f'eval "$(ssh-agent)" && ssh-add {key}'
-    assert refusal.trouble is Retryable.PERMANENT
+    assert refusal.retryable is Retryable.PERMANENT
 
 
-def test_an_encrypted_key_without_an_agent_holds_no_other_key_up(desk: Desk, jumps: Jumps) -> None:
+def test_an_encrypted_key_without_an_agent_holds_no_other_key_up(desk: Desk, jumps: JumpHosts) -> None:
     locked = make_key(desk.home / "locked", "ed25519", PASSPHRASE)
     server = desk.start()
     desk.know(server)
@@ -128,7 +128,7 @@ def test_an_encrypted_key_without_an_agent_holds_no_other_key_up(desk: Desk, jum
 
 @pytest.mark.parametrize("harm", ["hangs", "refuses"])
 def test_an_agent_that_does_not_sign_holds_no_other_key_up(
-    desk: Desk, jumps: Jumps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+    desk: Desk, jumps: JumpHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     monkeypatch.setattr(auth, "AGENT_S_MAX", 0.3)
     held = PublicBlob.from_file(f"{make_key(tmp_path / 'held')}.pub").key_blob
@@ -166,7 +166,7 @@ def _be_an_odd_agent(listener: socket.socket, key: bytes, hangs: bool) -> None:
             line.sendall(len(answer.asbytes()).to_bytes(4, "big") + answer.asbytes())
 
 
-def test_a_wrong_key_names_the_user_the_keys_and_what_the_host_offers(desk: Desk, jumps: Jumps) -> None:
+def test_a_wrong_key_names_the_user_the_keys_and_what_the_host_offers(desk: Desk, jumps: JumpHosts) -> None:
     key = make_key(desk.home / "key")
     server = desk.start()
     desk.know(server)
@@ -174,10 +174,10 @@ def test_a_wrong_key_names_the_user_the_keys_and_what_the_host_offers(desk: Desk
     assert f"{server.user}@{LOOPBACK} accepts none of the keys {key}" in refusal.reason
     assert "publickey" in refusal.reason
     assert f"ssh-copy-id -p {server.port} {server.user}@{LOOPBACK}" in refusal.fix
-    assert refusal.trouble is Retryable.PERMANENT
+    assert refusal.retryable is Retryable.PERMANENT
 
 
-def test_having_no_key_at_all_is_said(desk: Desk, jumps: Jumps) -> None:
+def test_having_no_key_at_all_is_said(desk: Desk, jumps: JumpHosts) -> None:
     server = desk.start()
     desk.know(server)
     refusal = _refusal(_target(server, identity_files=(desk.home / "none",)), jumps)
@@ -185,18 +185,18 @@ def test_having_no_key_at_all_is_said(desk: Desk, jumps: Jumps) -> None:
     assert str(desk.home / "none") in refusal.reason
 
 
-def test_too_many_keys_are_named_with_the_remedy(desk: Desk, jumps: Jumps) -> None:
+def test_too_many_keys_are_named_with_the_remedy(desk: Desk, jumps: JumpHosts) -> None:
     keys = tuple(make_key(desk.home / f"key{number}") for number in range(3))
     server = desk.start("MaxAuthTries 2")
     desk.know(server)
     refusal = _refusal(_target(server, identity_files=(*keys, desk.key)), jumps)
     assert "too many keys" in refusal.reason
     assert "IdentitiesOnly yes" in refusal.fix
-    assert refusal.trouble is Retryable.PERMANENT
+    assert refusal.retryable is Retryable.PERMANENT
 
 
 def test_the_agents_key_that_a_file_names_goes_first_and_with_identities_only_alone(
-    desk: Desk, jumps: Jumps, agent: Path
+    desk: Desk, jumps: JumpHosts, agent: Path
 ) -> None:
     for number in range(3):
         _add(make_key(desk.home / f"key{number}", passphrase=PASSPHRASE))
@@ -211,7 +211,7 @@ def test_the_agents_key_that_a_file_names_goes_first_and_with_identities_only_al
     assert "key1" not in refusal.reason
 
 
-def test_a_dead_agent_is_mentioned_and_files_still_open(desk: Desk, jumps: Jumps) -> None:
+def test_a_dead_agent_is_mentioned_and_files_still_open(desk: Desk, jumps: JumpHosts) -> None:
     server = desk.start()
     desk.know(server)
     _enter(_target(server, agent_socket="/nowhere/agent"), jumps)
@@ -221,7 +221,7 @@ def test_a_dead_agent_is_mentioned_and_files_still_open(desk: Desk, jumps: Jumps
 
 @pytest.mark.parametrize(("kind", "bits"), [("ed25519", None), ("rsa", 2048), ("ecdsa", 256)])
 def test_a_certificate_opens_beside_its_key_and_in_the_agent(
-    desk: Desk, jumps: Jumps, agent: Path, kind: str, bits: int | None
+    desk: Desk, jumps: JumpHosts, agent: Path, kind: str, bits: int | None
 ) -> None:
     authority = make_key(desk.home / "authority")
     key = make_key(desk.home / "key", kind, bits=bits)
@@ -235,7 +235,7 @@ def test_a_certificate_opens_beside_its_key_and_in_the_agent(
     _enter(_target(server, identity_files=(key,)), jumps)
 
 
-def test_a_host_that_takes_no_keys_is_named(desk: Desk, jumps: Jumps) -> None:
+def test_a_host_that_takes_no_keys_is_named(desk: Desk, jumps: JumpHosts) -> None:
     server = desk.start(
         "PubkeyAuthentication no\nKbdInteractiveAuthentication no\nPasswordAuthentication yes"
     )
@@ -244,14 +244,14 @@ def test_a_host_that_takes_no_keys_is_named(desk: Desk, jumps: Jumps) -> None:
     assert "accepts no keys, only password" in refusal.reason
 
 
-def test_a_second_factor_is_named(desk: Desk, jumps: Jumps) -> None:
+def test_a_second_factor_is_named(desk: Desk, jumps: JumpHosts) -> None:
     server = desk.start("PasswordAuthentication yes\nAuthenticationMethods publickey,password")
     desk.know(server)
     refusal = _refusal(_target(server), jumps)
     assert f"accepts the key {desk.key}, but requires password as well" in refusal.reason
 
 
-def test_a_key_that_cannot_be_read_is_passed_over(desk: Desk, jumps: Jumps) -> None:
+def test_a_key_that_cannot_be_read_is_passed_over(desk: Desk, jumps: JumpHosts) -> None:
     (desk.home / "broken").write_text(
         "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n"
     )

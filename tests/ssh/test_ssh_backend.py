@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.api import Copied, Copy, Direction, LaunchError
+from orchestrator.backends.api import Copy, CopyResult, Direction, LaunchError
 from orchestrator.backends.ssh.backend import SshBackend
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.observations import Retryable
-from orchestrator.core.planned import PlannedNode
+from orchestrator.core.plan_types import PlannedNode
 from orchestrator.core.wire import connection, reports
-from orchestrator.core.wire.agent_config import AgentConfig, Needs
+from orchestrator.core.wire.agent_config import AgentConfig, LeaseNeeds
 from orchestrator.spec.load import JobSpec, SpecFile
 from orchestrator.submission import bundle, planner, render
 from orchestrator.submission.credentials import new_certificate
@@ -120,7 +120,7 @@ class World:
             checkpoint_glob="*",
             finds_checkpoints=True,
             ships=True,
-            needs=Needs(0, 0, 0),
+            needs=LeaseNeeds(0, 0, 0),
         )
 
     def new_backend(self) -> SshBackend:
@@ -207,7 +207,7 @@ def _plan(folder: Path) -> Plan:
     hosts = tuple(PlannedNode(node, node, "", (), (), 0) for node in NODES)
     there = planner.Inventory("here", (), "/usr/bin/python3")
     pool = planner._pool(file, there, "gpt-1")
-    local = planner.plan(
+    local = planner.plan_job(
         SpecFile(folder / "job.yaml", "", JobSpec.model_validate({**data, "backend": "local"}), folder, folder),
         there, "gpt-1", 0.0,
     )  # fmt: skip
@@ -216,7 +216,7 @@ def _plan(folder: Path) -> Plan:
         backend="ssh",
         nodes=hosts,
         pool=pool,
-        ssh=planner.ssh_of(spec),
+        ssh=planner.make_ssh_plan(spec),
         pythons=(local.program, "python3"),
     )
 
@@ -345,7 +345,7 @@ def test_a_dismissed_agents_host_still_gives_its_files(world: World) -> None:
     assert world.backend.copier is not None
     copier = world.backend.copier
     copier.copy(copy)
-    assert world.wait_for(copier.copied) == [Copied(copy, "")]
+    assert world.wait_for(copier.copied) == [CopyResult(copy, "")]
     assert (world.job.checkpoints / "last.pt").read_bytes() == b"weights" * 1000
 
 
@@ -353,7 +353,7 @@ def test_a_host_with_an_unknown_key_is_told_with_what_would_make_it_known(world:
     (world.desk.home / ".ssh" / "known_hosts").write_text("")
     world.backend.launch(world.config)
     failure = world.failure()
-    assert (failure.stage, failure.trouble) == ("host key", Retryable.PERMANENT)
+    assert (failure.stage, failure.retryable) == ("host key", Retryable.PERMANENT)
     assert "ssh-keyscan" in failure.fix
 
 
@@ -362,7 +362,7 @@ def test_a_host_where_nobody_listens_is_told_and_can_be_launched_later(world: Wo
     world.desk.configure(f"Host far near\n  HostName 127.0.0.1\n  Port {free_port()}\n")
     world.backend.launch(world.config)
     failure = world.failure()
-    assert (failure.stage, failure.trouble) == ("connect", Retryable.TRANSIENT)
+    assert (failure.stage, failure.retryable) == ("connect", Retryable.TRANSIENT)
     world.desk.configure(config)
     world.backend.launch(world.config)
     assert world.boss.hello().node == "far"
@@ -374,7 +374,7 @@ def test_a_server_that_forbids_forwards_is_told(world: World) -> None:
     world.desk.configure(f"Host far near\n  HostName 127.0.0.1\n  Port {strict.port}\n")
     world.backend.launch(world.config)
     failure = world.failure()
-    assert (failure.stage, failure.trouble) == ("forward", Retryable.PERMANENT)
+    assert (failure.stage, failure.retryable) == ("forward", Retryable.PERMANENT)
     assert not world.far.root.exists(), "an agent that could not be heard is not brought there"
 
 

@@ -89,7 +89,7 @@ def test_a_circle_of_bastions_is_refused(home: Path) -> None:
     _write(home, "Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
     with pytest.raises(LaunchError, match="in a circle") as caught:
         resolve("a")
-    assert (caught.value.stage, caught.value.trouble) == ("config", Retryable.PERMANENT)
+    assert (caught.value.stage, caught.value.retryable) == ("config", Retryable.PERMANENT)
 
 
 def test_a_broken_configuration_is_named_with_file_and_line(home: Path) -> None:
@@ -139,4 +139,4 @@ def test_the_agent_is_the_one_of_the_environment_or_the_one_that_is_named(
 
 def test_home_is_where_the_environment_says(home: Path) -> None:
     assert ssh_config.home() == home
-    assert ssh_config.has_own_home()
+    assert ssh_config.overrides_home()

@@ -18,7 +18,7 @@ from paramiko.common import AUTH_FAILED, AUTH_SUCCESSFUL, OPEN_SUCCEEDED
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect import auth, dial
 from orchestrator.backends.ssh.connect import connection as connections
-from orchestrator.backends.ssh.connect.connection import Connection, Jumps
+from orchestrator.backends.ssh.connect.connection import Connection, JumpHosts
 from orchestrator.backends.ssh.connect.ssh_config import Target, resolve
 from orchestrator.core.observations import Retryable
 from tests.support.sshd import (
@@ -40,11 +40,11 @@ pytestmark = needs_sshd
 
 
 def test_an_unknown_host_is_refused_and_the_command_that_is_named_lets_it_in(
-    desk: Desk, jumps: Jumps
+    desk: Desk, jumps: JumpHosts
 ) -> None:
     made = desk.start()
     refusal = refused(target_of(made.port), jumps, "host key")
-    assert refusal.trouble is Retryable.PERMANENT
+    assert refusal.retryable is Retryable.PERMANENT
     assert fingerprint(made.host_keys[0]) in refusal.reason
     command = refusal.fix.partition(": ")[2]
     subprocess.run(["/bin/sh", "-c", command], check=True, capture_output=True, timeout=WAIT_S)
@@ -52,7 +52,7 @@ def test_an_unknown_host_is_refused_and_the_command_that_is_named_lets_it_in(
 
 
 def test_a_changed_host_is_refused_and_the_commands_that_are_named_let_it_in(
-    desk: Desk, jumps: Jumps, tmp_path: Path
+    desk: Desk, jumps: JumpHosts, tmp_path: Path
 ) -> None:
     made = desk.start()
     old = make_key(tmp_path / "old")
@@ -62,20 +62,20 @@ def test_a_changed_host_is_refused_and_the_commands_that_are_named_let_it_in(
     )
     refusal = refused(target_of(made.port), jumps, "host key")
     assert "~/.ssh/known_hosts:1" in refusal.reason
-    assert refusal.trouble is Retryable.PERMANENT
+    assert refusal.retryable is Retryable.PERMANENT
     command = refusal.fix.partition(": ")[2]
     subprocess.run(["/bin/sh", "-c", command], check=True, capture_output=True, timeout=WAIT_S)
     enter(made, jumps).close()
 
 
-def test_accept_new_lets_an_unknown_host_in_once_and_for_all(desk: Desk, jumps: Jumps) -> None:
+def test_accept_new_lets_an_unknown_host_in_once_and_for_all(desk: Desk, jumps: JumpHosts) -> None:
     made = desk.start()
     Connection.open(target_of(made.port), host_keys="accept-new", jumps=jumps).close()
     enter(made, jumps).close()
 
 
 def test_a_line_that_breaks_in_the_login_is_a_failure_to_connect(
-    desk: Desk, jumps: Jumps, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, jumps: JumpHosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = desk.start()
     desk.know(made)
@@ -84,10 +84,10 @@ def test_a_line_that_breaks_in_the_login_is_a_failure_to_connect(
         raise OSError("the connection broke")
 
     monkeypatch.setattr("orchestrator.backends.ssh.connect.connection.authenticate", breaks)
-    assert refused(target_of(made.port), jumps, "connect").trouble is Retryable.TRANSIENT
+    assert refused(target_of(made.port), jumps, "connect").retryable is Retryable.TRANSIENT
 
 
-def test_the_known_type_of_key_is_asked_for(desk: Desk, jumps: Jumps, tmp_path: Path) -> None:
+def test_the_known_type_of_key_is_asked_for(desk: Desk, jumps: JumpHosts, tmp_path: Path) -> None:
     keys = [
         make_key(tmp_path / kind, kind, bits=2048 if kind == "rsa" else None) for kind in ("ed25519", "rsa")
     ]
@@ -120,7 +120,7 @@ def test_a_forwarded_port_brings_connections_home(connection: Connection) -> Non
 
 
 @pytest.mark.parametrize("setting", ["AllowTcpForwarding no", "DisableForwarding yes", "PermitListen none"])
-def test_a_forbidden_forward_is_named_with_the_setting(desk: Desk, jumps: Jumps, setting: str) -> None:
+def test_a_forbidden_forward_is_named_with_the_setting(desk: Desk, jumps: JumpHosts, setting: str) -> None:
     made = desk.start(setting)
     desk.know(made)
     connection = enter(made, jumps)
@@ -130,7 +130,7 @@ def test_a_forbidden_forward_is_named_with_the_setting(desk: Desk, jumps: Jumps,
         connection.forward(lambda channel: None)
     assert setting.split()[0] in caught.value.fix
     assert "no-port-forwarding" in caught.value.fix
-    assert caught.value.trouble is Retryable.PERMANENT
+    assert caught.value.retryable is Retryable.PERMANENT
     assert connection.is_alive(WAIT_S)
     connection.close()
 
@@ -163,13 +163,13 @@ def test_a_stopped_server_is_found_out_and_the_connection_closed(
             os.kill(pid, signal.SIGCONT)
 
 
-def test_a_refused_connection_is_passing_trouble(jumps: Jumps) -> None:
+def test_a_refused_connection_is_passing_trouble(jumps: JumpHosts) -> None:
     refusal = refused(target_of(free_port()), jumps, "connect")
     assert "refused" in refusal.reason
-    assert refusal.trouble is Retryable.TRANSIENT
+    assert refusal.retryable is Retryable.TRANSIENT
 
 
-def test_a_name_without_an_address_is_said(jumps: Jumps) -> None:
+def test_a_name_without_an_address_is_said(jumps: JumpHosts) -> None:
     assert (
         "no address is known for nosuch.invalid"
         in refused(resolve("nosuch.invalid"), jumps, "connect").reason
@@ -180,7 +180,7 @@ def test_a_name_without_an_address_is_said(jumps: Jumps) -> None:
     "greeting", [b"", b"SSH-2.0-Stuck\r\n"], ids=["says nothing", "hangs in the key exchange"]
 )
 def test_a_host_that_hangs_is_given_up(
-    jumps: Jumps, monkeypatch: pytest.MonkeyPatch, greeting: bytes
+    jumps: JumpHosts, monkeypatch: pytest.MonkeyPatch, greeting: bytes
 ) -> None:
     monkeypatch.setattr(dial, "HANDSHAKE_S_MAX", 1.0)
     with socket.create_server((LOOPBACK, 0)) as listener:
@@ -189,7 +189,7 @@ def test_a_host_that_hangs_is_given_up(
         refusal = refused(target_of(listener.getsockname()[1]), jumps, "connect")
         held.join(WAIT_S)
     assert "takes connections, but did not greet as sshd within 1 s" in refusal.reason
-    assert refusal.trouble is Retryable.TRANSIENT
+    assert refusal.retryable is Retryable.TRANSIENT
 
 
 def _greet(listener: socket.socket, greeting: bytes) -> None:
@@ -245,7 +245,7 @@ def _hanging(desk: Desk, at: str) -> Iterator[int]:
 
 
 def test_a_host_that_hangs_in_the_login_is_given_up(
-    jumps: Jumps, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    jumps: JumpHosts, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auth, "AUTH_S_MAX", 0.5)
     with (
@@ -253,12 +253,12 @@ def test_a_host_that_hangs_in_the_login_is_given_up(
         pytest.raises(LaunchError, match=r"auth: .*did not answer within .* of logging in") as caught,
     ):
         Connection.open(target_of(port), host_keys="accept-new", jumps=jumps)
-    assert caught.value.trouble is Retryable.TRANSIENT
+    assert caught.value.retryable is Retryable.TRANSIENT
     assert f"ssh -v -p {port}" in caught.value.fix
 
 
 def test_a_host_that_leaves_a_request_unanswered_is_given_up(
-    jumps: Jumps, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    jumps: JumpHosts, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "CHANNEL_S_MAX", 0.5)
     monkeypatch.setattr(connections, "FORWARD_S_MAX", 0.5)
@@ -274,7 +274,7 @@ def test_a_host_that_leaves_a_request_unanswered_is_given_up(
         opened.close()
 
 
-def test_what_is_not_an_ssh_server_is_said(jumps: Jumps) -> None:
+def test_what_is_not_an_ssh_server_is_said(jumps: JumpHosts) -> None:
     with socket.create_server((LOOPBACK, 0)) as listener:
 
         def answer() -> None:
@@ -318,7 +318,7 @@ def _pass_on(source: socket.socket, sink: socket.socket) -> None:
 
 
 def test_a_host_that_refuses_for_now_is_tried_once_more(
-    desk: Desk, jumps: Jumps, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, jumps: JumpHosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "REFUSED_S", 0.05)
     with _turning_away(1, desk.start().port) as port:
@@ -326,7 +326,7 @@ def test_a_host_that_refuses_for_now_is_tried_once_more(
 
 
 def test_a_host_that_still_refuses_is_told_in_its_own_words(
-    jumps: Jumps, monkeypatch: pytest.MonkeyPatch
+    jumps: JumpHosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "REFUSED_S", 0.05)
     with _turning_away(2, then=0) as port:
@@ -334,7 +334,7 @@ def test_a_host_that_still_refuses_is_told_in_its_own_words(
     assert refusal.reason.endswith(f"port {port} turned the connection away: Not allowed at this time")
     assert "PerSourcePenalties" in refusal.fix
     assert "MaxStartups" in refusal.fix
-    assert refusal.trouble is Retryable.TRANSIENT
+    assert refusal.retryable is Retryable.TRANSIENT
 
 
 def test_an_openssh_client_finds_the_same_way(desk: Desk, connection: Connection) -> None:
@@ -346,7 +346,7 @@ def test_an_openssh_client_finds_the_same_way(desk: Desk, connection: Connection
 
 
 def test_nothing_is_said_on_standard_error(
-    desk: Desk, jumps: Jumps, server: Sshd, capfd: pytest.CaptureFixture[str]
+    desk: Desk, jumps: JumpHosts, server: Sshd, capfd: pytest.CaptureFixture[str]
 ) -> None:
     connection = enter(server, jumps)
     server.cut_off()
@@ -355,7 +355,7 @@ def test_nothing_is_said_on_standard_error(
     assert capfd.readouterr() == ("", "")
 
 
-def test_many_hosts_are_connected_to_at_once(server: Sshd, jumps: Jumps) -> None:
+def test_many_hosts_are_connected_to_at_once(server: Sshd, jumps: JumpHosts) -> None:
     said: list[bytes | None] = []
 
     def visit() -> None:

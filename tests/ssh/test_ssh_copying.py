@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.api import Copied, Copy, Direction
+from orchestrator.backends.api import Copy, CopyResult, Direction
 from orchestrator.backends.ssh.connect import ssh_config
-from orchestrator.backends.ssh.connect.connection import Connection, Jumps
+from orchestrator.backends.ssh.connect.connection import Connection, JumpHosts
 from orchestrator.backends.ssh.copy import copy_queue, sftp
 from orchestrator.backends.ssh.copy.copy_queue import CopyQueue
-from orchestrator.core.checkpoints.save import Piece
+from orchestrator.core.checkpoints.checkpoint import CheckpointFile
 from tests.support.sshd import LOOPBACK, Desk, Sshd, is_over, needs_sshd
 
 pytestmark = [
@@ -46,13 +46,13 @@ NAMES = (
 )
 
 
-def piece(folder: Path, name: str) -> Piece:
+def piece(folder: Path, name: str) -> CheckpointFile:
     path = folder / name
     stat = path.stat()
-    return Piece(name, stat.st_size, stat.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+    return CheckpointFile(name, stat.st_size, stat.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def write(folder: Path, name: str, data: bytes, at_ns: int | None = None) -> Piece:
+def write(folder: Path, name: str, data: bytes, at_ns: int | None = None) -> CheckpointFile:
     """Write a file in place, of this time or of now."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ class Host:
         desk.know(self.server)
         self.there, self.here = tmp_path / "there", tmp_path / "here"
         self.there.mkdir()
-        self.jumps = Jumps()
+        self.jumps = JumpHosts()
         self.connection: Connection | None = None
         self.news = threading.Event()
         self.copies = CopyQueue(lambda _: self.connection, lambda _: has_rsync, self.news.set, mb_s)
@@ -87,17 +87,17 @@ class Host:
         self,
         direction: Direction,
         names: tuple[str, ...],
-        wanted: tuple[Piece, ...] = (),
+        wanted: tuple[CheckpointFile, ...] = (),
         there: tuple[str, ...] = (),
     ) -> None:
         self.copies.copy(Copy("key", "node1", direction, str(self.there), self.here, names, wanted, there))
 
-    def wait(self) -> list[Copied]:
+    def wait(self) -> list[CopyResult]:
         assert self.news.wait(END_S_MAX)
         self.news.clear()
         return self.copies.copied()
 
-    def fetch(self, *pieces: Piece) -> str:
+    def fetch(self, *pieces: CheckpointFile) -> str:
         """Fetch files; return what went wrong."""
         self.begin(Direction.FETCH, tuple(one.name for one in pieces), pieces)
         (done,) = self.wait()
@@ -249,7 +249,7 @@ def test_a_file_that_is_written_over_while_another_of_its_save_is_copied_does_no
 def test_a_file_that_comes_damaged_is_copied_once_more_and_then_given_up(start: StartHost) -> None:
     host = start("", False)
     good = write(host.there, "a.pt", b"data")
-    bad = Piece(good.name, good.size_bytes, good.mtime_ns, "0" * 64)
+    bad = CheckpointFile(good.name, good.size_bytes, good.mtime_ns, "0" * 64)
     assert host.fetch(bad) == "a.pt arrived damaged from node1 twice"
     assert not (host.here / "a.pt").exists()
     assert host.fetch(good) == ""

@@ -18,7 +18,7 @@ from orchestrator.backends.ssh.connect.connection import Connection
 from orchestrator.brain.checks.finding import Finding
 from orchestrator.brain.model import decisions as d
 from orchestrator.client import preflight, remote_files
-from orchestrator.client.cleanup import clean_hosts, cleaned_text
+from orchestrator.client.cleanup import clean_hosts, summarize_cleaned
 from orchestrator.client.job import Job
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError, UserError
@@ -71,12 +71,12 @@ def _name(there: Connection, host: str) -> str:
 def test_every_host_answers_or_says_why_not_in_the_users_order(desk: Desk) -> None:
     one, two = _start(desk), _start(desk)
     _configure(desk, one=one, two=two)
-    said = fanout.each(["two", "gone", "one", "two"], SSH, _name)
+    said = fanout.run_on_each(["two", "gone", "one", "two"], SSH, _name)
     assert list(said) == ["two", "gone", "one"]
     assert (said["two"], said["one"]) == ("this is two", "this is one")
     failed = said["gone"]
     assert isinstance(failed, LaunchError) and failed.stage == "connect"
-    assert "gone: connect: " in fanout.failures_text(said) and "two:" not in fanout.failures_text(said)
+    assert "gone: connect: " in fanout.format_failures(said) and "two:" not in fanout.format_failures(said)
 
 
 def test_a_host_that_never_answers_costs_no_more_than_the_limit(desk: Desk) -> None:
@@ -88,7 +88,7 @@ def test_a_host_that_never_answers_costs_no_more_than_the_limit(desk: Desk) -> N
         return host
 
     began_s = time.monotonic()
-    said = fanout.each(["one"], SSH, work, limit_s=1.5)
+    said = fanout.run_on_each(["one"], SSH, work, limit_s=1.5)
     assert time.monotonic() - began_s < 10.0
     assert isinstance(said["one"], LaunchError) and "no answer within 1.5 s" in str(said["one"])
 
@@ -100,7 +100,7 @@ def test_a_fault_of_ours_is_not_blamed_on_the_host(desk: Desk) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        fanout.each(["one"], SSH, work)
+        fanout.run_on_each(["one"], SSH, work)
 
 
 GPUS = "GPU 0: H200 (UUID: GPU-a)\\nGPU 1: H200 (UUID: GPU-b)\\n"
@@ -110,21 +110,21 @@ def test_the_gpus_are_counted_on_the_hosts_whatever_their_shells_print(desk: Des
     _configure(
         desk, one=_with_gpus(desk, tmp_path / "one", GPUS), two=_with_gpus(desk, tmp_path / "two", GPUS)
     )
-    assert fanout.gpus_each(["one", "gone", "two"], SSH, "job.yaml") == 2
+    assert fanout.count_gpus(["one", "gone", "two"], SSH, "job.yaml") == 2
 
 
 def test_hosts_with_different_numbers_of_gpus_are_named(desk: Desk, tmp_path: Path) -> None:
     none = _with_gpus(desk, tmp_path / "two", "No devices were found\\n", 6)
     _configure(desk, one=_with_gpus(desk, tmp_path / "one", GPUS), two=none)
-    assert fanout.gpus_each(["two"], SSH, "") == 0
+    assert fanout.count_gpus(["two"], SSH, "") == 0
     with pytest.raises(UserError, match="different numbers of GPUs: one 2, two 0"):
-        fanout.gpus_each(["one", "two"], SSH, "job.yaml:3: gpus_per_node")
+        fanout.count_gpus(["one", "two"], SSH, "job.yaml:3: gpus_per_node")
 
 
 def test_hosts_that_say_nothing_are_named_with_their_reasons(desk: Desk, tmp_path: Path) -> None:
     _configure(desk, one=_with_gpus(desk, tmp_path / "one", "NVML: Driver/library version mismatch\\n", 18))
     with pytest.raises(ClusterError, match="no host said how many GPUs") as told:
-        fanout.gpus_each(["one", "gone"], SSH, "job.yaml")
+        fanout.count_gpus(["one", "gone"], SSH, "job.yaml")
     assert "one: shell: nvidia-smi fails: " in told.value.what and "version mismatch" in told.value.what
     assert "gone: connect: " in told.value.what
 
@@ -190,7 +190,7 @@ def _ended(
     ssh = f"{{hosts: {hosts}, remote_dir: {tmp_path}/remote}}"
     (work / "job.yaml").write_text(f"name: gpt\nbackend: ssh\ncommand: 'true'\nssh: {ssh}\n")
     file = load(work / "job.yaml")
-    plan = planner.plan(file, Inventory("laptop", (), "/usr/bin/python3", 0), jobs.ID, jobs.BEGAN_S)
+    plan = planner.plan_job(file, Inventory("laptop", (), "/usr/bin/python3", 0), jobs.ID, jobs.BEGAN_S)
     job = JobDir(tmp_path / "home" / "jobs" / jobs.ID)
     for folder in (job.scripts, job.checkpoints, job.attempt_logs(1), job.secrets):
         folder.mkdir(parents=True)
@@ -226,8 +226,8 @@ def test_collect_brings_what_is_missing_once_and_overwrites_nothing(desk: Desk, 
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
     account = remote_files.collect(job)
-    assert account.is_whole and list(account.fetched) == ["one", "two"]
-    assert remote_files.summary([account]) == "fetched 5 files (3.0 MB) from 2 hosts"
+    assert account.is_complete and list(account.fetched) == ["one", "two"]
+    assert remote_files.summarize([account]) == "fetched 5 files (3.0 MB) from 2 hosts"
     home = job.folder
     assert home.rank_log(1, 0).read_text() == "all that it said\n"
     assert (home.root / "nodes/one/agent.log").read_text() == "bye\n"
@@ -238,7 +238,7 @@ def test_collect_brings_what_is_missing_once_and_overwrites_nothing(desk: Desk, 
     assert came.read_bytes() == (there / "checkpoints/step-2/rank-0.pt").read_bytes()
     assert abs(came.stat().st_mtime - (there / "checkpoints/step-2/rank-0.pt").stat().st_mtime) < 1
     assert not (home.root / "stranger").exists() and not (home.checkpoints / ".coming").exists()
-    assert remote_files.summary([remote_files.collect(job)]) == "", "nothing comes twice"
+    assert remote_files.summarize([remote_files.collect(job)]) == "", "nothing comes twice"
 
 
 @pytest.mark.parametrize("later_s", [-5, 5])
@@ -254,7 +254,7 @@ def test_another_checkpoint_comes_beside_the_one_at_home_older_or_newer_and_meta
     account = remote_files.collect(job)
     beside = job.folder.root / "from-hosts/one/checkpoints/step-1.pt"
     assert beside.read_text() == "other" and (job.folder.checkpoints / "step-1.pt").read_text() == "at home"
-    assert account.is_whole and account.lines()[0].endswith(f"it is in {beside}")
+    assert account.is_complete and account.lines()[0].endswith(f"it is in {beside}")
     assert (job.folder.checkpoints / "step-2/.metadata").exists()
 
 
@@ -302,7 +302,7 @@ def test_too_much_that_is_no_checkpoint_keeps_a_host_from_its_cleanup(
         line.endswith("were not copied: code/metrics.csv; orch collect --all copies them") and there.exists()
     )
     account = remote_files.clean_hosts(job, discard=True)
-    assert account.clean == ("one",) and not there.exists()
+    assert account.clean_hosts == ("one",) and not there.exists()
     assert not (job.folder.code / "metrics.csv").exists()
 
 
@@ -313,19 +313,19 @@ def test_all_that_ranks_wrote_on_a_host_comes_if_that_is_wanted(
     job, there = _ended(desk, tmp_path, launched=["one"])
     _write_code(job.folder, there, "metrics.csv")
     monkeypatch.setattr(remote_files, "OTHERS_BYTES_MAX", 3)
-    assert remote_files.collect(job, everything=True).is_whole
+    assert remote_files.collect(job, everything=True).is_complete
     assert (job.folder.code / "metrics.csv").read_text() == "metrics.csv"
 
 
 def test_no_host_is_visited_while_another_command_is_at_work_on_the_job(desk: Desk, tmp_path: Path) -> None:
     _configure(desk, one=_start(desk))
     job, there = _ended(desk, tmp_path, launched=["one"])
-    with locks.resuming(job.folder):
+    with locks.hold_resume_lock(job.folder):
         accounts = [remote_files.collect(job), clean_hosts([job])[job.id]]
     for account in accounts:
         (line,) = account.lines()
         assert line.startswith("its hosts: folder: another command is working on the job (pid ")
-        assert not account.is_whole
+        assert not account.is_complete
     job.folder.ended.unlink()
     assert "was resumed" in remote_files.collect(job).lines()[0]
     assert there.exists() and job.folder.rank_log(1, 0).read_text() == "all that"
@@ -342,7 +342,7 @@ def test_a_host_out_of_reach_is_named_and_the_others_are_collected(desk: Desk, t
     )
     account = remote_files.collect(job)
     assert list(account.fetched) == ["one"] and sorted(account.failed) == ["gone", "two"]
-    assert not account.is_whole and any(line.startswith("gone: connect: ") for line in account.lines())
+    assert not account.is_complete and any(line.startswith("gone: connect: ") for line in account.lines())
 
 
 def test_the_folder_that_the_job_was_submitted_from_is_left_alone(desk: Desk, tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_the_folder_that_the_job_was_submitted_from_is_left_alone(desk: Desk, tm
     (there / "secrets").mkdir()
     (there / "secrets" / "token").write_text("ab" * 32)
     account = remote_files.clean_hosts(job)
-    assert account.clean == ("one", "two") and remote_files.summary([account]) == ""
+    assert account.clean_hosts == ("one", "two") and remote_files.summarize([account]) == ""
     assert (there / "stranger").exists()
 
 
@@ -362,14 +362,14 @@ def test_clean_brings_everything_home_and_then_removes_the_folder(desk: Desk, tm
     job, there = _ended(desk, tmp_path)
     accounts = clean_hosts([job])
     assert (
-        cleaned_text(accounts)
+        summarize_cleaned(accounts)
         == f"cleaned up 2 hosts of 1 job ({job.id}); fetched 5 files (3.0 MB) from 2 hosts"
     )
     assert not there.exists()
     assert (job.folder.checkpoints / "step-2" / "rank-0.pt").exists()
     assert json.loads(job.folder.cleaned_hosts.read_text()) == ["one", "two"]
     server.stop()
-    assert clean_hosts([job]) == {} and cleaned_text({}) == "", "nobody asks twice"
+    assert clean_hosts([job]) == {} and summarize_cleaned({}) == "", "nobody asks twice"
 
 
 def test_what_cannot_come_home_stays_on_the_host(desk: Desk, tmp_path: Path) -> None:
@@ -392,5 +392,5 @@ def test_a_damaged_job_is_named_and_the_next_one_is_cleaned(desk: Desk, tmp_path
     damaged.archive.touch()
     damaged.ended.touch()
     accounts = clean_hosts([Job(damaged), job])
-    assert [account.is_whole for account in accounts.values()] == [False, True], accounts
+    assert [account.is_complete for account in accounts.values()] == [False, True], accounts
     assert not there.exists()

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect import known_hosts
-from orchestrator.backends.ssh.connect.known_hosts import Policy, check, known_kinds
+from orchestrator.backends.ssh.connect.known_hosts import Policy, check, find_known_types
 from orchestrator.backends.ssh.connect.ssh_config import Target, resolve
 from orchestrator.core.observations import Retryable
 from tests.support.sshd import fingerprint, make_key, needs_sshd, public
@@ -44,7 +44,7 @@ def _key(path: Path) -> paramiko.PKey:
 def _refusal(target: Target, path: Path, policy: Policy = "strict") -> LaunchError:
     with pytest.raises(LaunchError) as caught:
         check(target, _key(path), policy)
-    assert (caught.value.stage, caught.value.trouble) == ("host key", Retryable.PERMANENT)
+    assert (caught.value.stage, caught.value.retryable) == ("host key", Retryable.PERMANENT)
     return caught.value
 
 
@@ -110,7 +110,7 @@ def test_a_key_of_another_type_than_the_known_one_is_not_taken_for_new(
     made: dict[str, Path], known: Path, policy: Policy
 ) -> None:
     known.write_text(f"gpu07 {public(made['ecdsa'])}\n")
-    assert known_kinds(resolve("gpu07")) == ("ecdsa-sha2-nistp256",)
+    assert find_known_types(resolve("gpu07")) == ("ecdsa-sha2-nistp256",)
     assert "another type" in _refusal(resolve("gpu07"), made["one"], policy).reason
 
 
@@ -132,7 +132,7 @@ def test_the_types_that_can_be_requested_are_paramikos() -> None:
     with ours, theirs:
         offered = paramiko.Transport(ours).get_security_options().key_types
     wanted = {kind for name in offered for kind in (["ssh-rsa"] if name.startswith("rsa-") else [name])}
-    assert wanted - {"ssh-dss"} == set(known_hosts.KINDS)
+    assert wanted - {"ssh-dss"} == set(known_hosts.KEY_TYPES)
 
 
 def test_a_revoked_key_is_refused_even_when_it_is_known(made: dict[str, Path], known: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_certificate_authority_makes_no_key_known_and_is_mentioned(
     made: dict[str, Path], known: Path
 ) -> None:
     known.write_text(f"@cert-authority gpu* {public(made['one'])}\n")
-    assert known_kinds(resolve("gpu07")) == ()
+    assert find_known_types(resolve("gpu07")) == ()
     assert "@cert-authority" in _refusal(resolve("gpu07"), made["one"]).reason
 
 

@@ -6,7 +6,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.backends.ssh.connect.connection import Connection, Jumps
+from orchestrator.backends.ssh.connect.connection import Connection, JumpHosts
 from orchestrator.backends.ssh.connect.ssh_config import resolve
 from orchestrator.core.observations import Retryable
 from tests.support.sshd import (
@@ -26,7 +26,7 @@ from tests.support.sshd import (
 pytestmark = needs_sshd
 
 
-def test_a_host_is_reached_through_a_bastion_that_is_connected_to_once(desk: Desk, jumps: Jumps) -> None:
+def test_a_host_is_reached_through_a_bastion_that_is_connected_to_once(desk: Desk, jumps: JumpHosts) -> None:
     bastion, inner = desk.start(), desk.start()
     desk.know(bastion, inner)
     desk.configure(
@@ -49,7 +49,7 @@ def test_a_host_is_reached_through_a_bastion_that_is_connected_to_once(desk: Des
         connection.close()
 
 
-def test_bastion_and_host_are_both_checked(desk: Desk, jumps: Jumps, tmp_path: Path) -> None:
+def test_bastion_and_host_are_both_checked(desk: Desk, jumps: JumpHosts, tmp_path: Path) -> None:
     bastion, inner = desk.start(), desk.start(host_keys=[make_key(tmp_path / "inner")])
     target = replace(target_of(inner.port), jump=target_of(bastion.port))
     refusal = refused(target, jumps, "host key")
@@ -64,18 +64,18 @@ def test_bastion_and_host_are_both_checked(desk: Desk, jumps: Jumps, tmp_path: P
     Connection.open(target, host_keys="strict", jumps=jumps).close()
 
 
-def test_a_bastion_that_lets_nobody_through_is_named(desk: Desk, jumps: Jumps) -> None:
+def test_a_bastion_that_lets_nobody_through_is_named(desk: Desk, jumps: JumpHosts) -> None:
     bastion, inner = desk.start("AllowTcpForwarding no"), desk.start()
     desk.know(bastion, inner)
     refusal = refused(replace(target_of(inner.port), jump=target_of(bastion.port)), jumps, "connect")
     assert f"the bastion {LOOPBACK} refuses to forward to {LOOPBACK} port {inner.port}" in refusal.reason
-    assert refusal.trouble is Retryable.PERMANENT
+    assert refusal.retryable is Retryable.PERMANENT
     refusal = refused(replace(target_of(free_port()), jump=target_of(inner.port)), jumps, "connect")
     assert "cannot reach" in refusal.reason
-    assert refusal.trouble is Retryable.TRANSIENT
+    assert refusal.retryable is Retryable.TRANSIENT
 
 
-def test_a_bastion_that_broke_is_connected_to_again(desk: Desk, jumps: Jumps) -> None:
+def test_a_bastion_that_broke_is_connected_to_again(desk: Desk, jumps: JumpHosts) -> None:
     bastion, inner = desk.start(), desk.start()
     desk.know(bastion, inner)
     target = replace(target_of(inner.port), jump=target_of(bastion.port))
@@ -86,7 +86,7 @@ def test_a_bastion_that_broke_is_connected_to_again(desk: Desk, jumps: Jumps) ->
 
 
 def test_a_proxy_command_leads_there_and_is_ended_with_the_connection(
-    desk: Desk, jumps: Jumps, server: Sshd
+    desk: Desk, jumps: JumpHosts, server: Sshd
 ) -> None:
     relay = desk.home / "relay.py"
     relay.write_text(RELAY)
@@ -100,7 +100,7 @@ def test_a_proxy_command_leads_there_and_is_ended_with_the_connection(
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_proxy_command_that_fails_says_its_last_words(desk: Desk, jumps: Jumps) -> None:
+def test_a_proxy_command_that_fails_says_its_last_words(desk: Desk, jumps: JumpHosts) -> None:
     desk.configure("Host inner\n  ProxyCommand echo no route to the lab >&2; exit 1\n")
     refusal = refused(resolve("inner"), jumps, "connect")
     assert "no route to the lab" in refusal.reason

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.api import LaunchError
-from orchestrator.backends.ssh.connect.connection import Connection, Jumps, RemoteCommand
-from orchestrator.backends.ssh.launch import Code, clean_up, launch_agent, reach
+from orchestrator.backends.ssh.connect.connection import Connection, JumpHosts, RemoteCommand
+from orchestrator.backends.ssh.launch import CodeArchive, clean_up, launch_agent, redirect_agent
 from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.layout import JobDir
 from tests.support import fake_host, jobs
@@ -21,7 +21,7 @@ NOISY = 'ForceCommand /bin/sh -c \'echo Welcome; echo warning >&2; printf "no en
 
 
 @pytest.fixture
-def code(tmp_path: Path) -> Code:
+def code(tmp_path: Path) -> CodeArchive:
     return fake_host.archive(tmp_path / "code.tar.gz", {**fake_host.FILES, "large": os.urandom(3_000_000)})
 
 
@@ -33,7 +33,7 @@ def there(tmp_path: Path) -> Iterator[JobDir]:
 
 
 def test_an_agent_lands_through_a_noisy_shell_and_outlives_the_connection(
-    desk: Desk, jumps: Jumps, code: Code, there: JobDir
+    desk: Desk, jumps: JumpHosts, code: CodeArchive, there: JobDir
 ) -> None:
     server = desk.start(NOISY)
     desk.know(server)
@@ -43,8 +43,8 @@ def test_an_agent_lands_through_a_noisy_shell_and_outlives_the_connection(
     assert (there.code / "large").stat().st_size == 3_000_000
     connection.close()
     again = enter(server, jumps)
-    assert reach(again, fake_host.launcher(), fake_host.config()).alive
-    assert clean_up(again, fake_host.launcher(), fake_host.config().root, jobs.ID).kept == ""
+    assert redirect_agent(again, fake_host.launcher(), fake_host.config()).alive
+    assert clean_up(again, fake_host.launcher(), fake_host.config().root, jobs.ID).kept_reason == ""
     assert not there.root.exists()
 
 
@@ -75,7 +75,7 @@ class Cut:
 
 @pytest.mark.parametrize("words", [0, 2, 4, 6])
 def test_a_launch_that_is_cut_before_its_agent_was_let_go_leaves_none(
-    words: int, server: Sshd, jumps: Jumps, code: Code, there: JobDir
+    words: int, server: Sshd, jumps: JumpHosts, code: CodeArchive, there: JobDir
 ) -> None:
     with pytest.raises(LaunchError, match=r"broke|ended|session"):
         launch_agent(Cut(enter(server, jumps), server, words), fake_host.launch(code))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.api import LaunchError
-from orchestrator.backends.ssh.connect.connection import Connection, Jumps
+from orchestrator.backends.ssh.connect.connection import Connection, JumpHosts
 from orchestrator.backends.ssh.connect.remote_command import ERRORS_BYTES_MAX, LINE_BYTES_MAX, RemoteCommand
 from tests.support.sshd import WAIT_S, Desk, Sshd, enter, is_over, needs_sshd
 
@@ -83,7 +83,7 @@ def test_a_line_without_an_end_comes_in_pieces(connection: Connection) -> None:
     assert remote.line(WAIT_S) == b"next"
 
 
-def test_new_keys_in_the_middle_of_everything_disturb_nothing(desk: Desk, jumps: Jumps) -> None:
+def test_new_keys_in_the_middle_of_everything_disturb_nothing(desk: Desk, jumps: JumpHosts) -> None:
     server = desk.start("RekeyLimit 100K")
     desk.know(server)
     connection = enter(server, jumps)
@@ -160,7 +160,9 @@ def test_files_are_carried(connection: Connection, tmp_path: Path) -> None:
     assert (tmp_path / "there").read_bytes() == b"weights" * 100_000
 
 
-def test_a_noisy_shell_spoils_neither_commands_nor_files(desk: Desk, jumps: Jumps, tmp_path: Path) -> None:
+def test_a_noisy_shell_spoils_neither_commands_nor_files(
+    desk: Desk, jumps: JumpHosts, tmp_path: Path
+) -> None:
     made = desk.start(NOISY)
     desk.know(made)
     connection = enter(made, jumps)
@@ -173,7 +175,7 @@ def test_a_noisy_shell_spoils_neither_commands_nor_files(desk: Desk, jumps: Jump
     connection.close()
 
 
-def test_a_host_without_sftp_is_named(desk: Desk, jumps: Jumps) -> None:
+def test_a_host_without_sftp_is_named(desk: Desk, jumps: JumpHosts) -> None:
     made = desk.start("ForceCommand echo no files today")
     desk.know(made)
     connection = enter(made, jumps)

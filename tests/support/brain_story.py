@@ -9,9 +9,16 @@ from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
-from orchestrator.core.checkpoints.choice import Checkpoint
-from orchestrator.core.checkpoints.save import Content, Format, Place, Save, SaveState, StepSource
-from orchestrator.core.planned import Limits, PlannedNode, PlannedPool, QueueTerms
+from orchestrator.core.checkpoints.checkpoint import (
+    CheckpointRecord,
+    CheckpointState,
+    Content,
+    FileLocation,
+    Format,
+    StepSource,
+)
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.plan_types import Limits, PlannedNode, PlannedPool, QueueTerms
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.journal.journal_file import content
@@ -83,7 +90,7 @@ class Story:
             decided += decisions
             for decision in decisions:
                 self.brain.learn(decision)
-                if isinstance(decision, d.CompareSave) and self.compares:
+                if isinstance(decision, d.CompareCheckpoint) and self.compares:
                     self.brain.learn(self.compared(decision))
         raise AssertionError(f"no end of decisions: {decided}")
 
@@ -119,7 +126,9 @@ class Story:
         return e.FromNode(
             0.0,
             f"n{node}",
-            reports.Probed(attempt, tuple(observations.Reached(ip, f"via-{ip}") for ip in ips), missed),
+            reports.Probed(
+                attempt, tuple(observations.ReachableAddress(ip, f"via-{ip}") for ip in ips), missed
+            ),
         )
 
     def refused(self, node: int, trouble: observations.Retryable, reason: str = "no") -> e.LaunchFailed:
@@ -158,11 +167,11 @@ class Story:
         number = known.inspection if known is not None else 0
         return [e.FromNode(0.0, f"n{one.rank}", reports.Inspected(attempt, number, (one,))) for one in looks]
 
-    def saved(self, step: int, attempt: int = 1, **more: Any) -> e.SaveChanged:
-        return e.SaveChanged(0.0, save(step, attempt, **more))
+    def saved(self, step: int, attempt: int = 1, **more: Any) -> e.CheckpointChanged:
+        return e.CheckpointChanged(0.0, save(step, attempt, **more))
 
-    def compared(self, order: d.CompareSave, fault: str = "") -> e.SaveCompared:
-        return e.SaveCompared(self.now_s, order.attempt, order.save, fault)
+    def compared(self, order: d.CompareCheckpoint, fault: str = "") -> e.CheckpointCompared:
+        return e.CheckpointCompared(self.now_s, order.attempt, order.save, fault)
 
     def life(
         self, attempt: int, count: int, *heard: e.Event, failure: observations.Failure = OWN
@@ -183,14 +192,14 @@ class Story:
         return self.hear(*(self.stopped(node, attempt) for node in range(len(self.brain.facts.nodes))))
 
 
-def save(step: int, attempt: int = 1, **more: Any) -> Save:
+def save(step: int, attempt: int = 1, **more: Any) -> CheckpointRecord:
     """Return a whole save of a job that was never resumed; `more` are fields that differ."""
     plain: dict[str, Any] = {
         "number": 1000 * attempt + step, "key": f"#{step}", "series": "#", "main": f"step-{step}.pt", "attempt": attempt,
         "world_size": 1, "steps": step, "format": Format.TORCH, "content": Content.STATE, "fits_any_size": True,
-        "state": SaveState.WHOLE, "step": step, "step_source": StepSource.COUNTED, "places": (Place("", "/ckpt"),),
+        "state": CheckpointState.WHOLE, "step": step, "step_source": StepSource.COUNTED, "places": (FileLocation("", "/ckpt"),),
     }  # fmt: skip
-    return Save(**{**plain, **more})
+    return CheckpointRecord(**{**plain, **more})
 
 
 def at(step: int, attempt: int = 1) -> Checkpoint:
@@ -220,7 +229,7 @@ def given(decisions: list[d.Decision], kind: type[Given]) -> list[tuple[str, Giv
     ]
 
 
-def notices(decisions: list[d.Decision], *topics: d.Topic) -> list[d.Notice]:
+def notices(decisions: list[d.Decision], *topics: d.NoticeTopic) -> list[d.Notice]:
     """Return the notices on some topics."""
     return [one for one in decisions if isinstance(one, d.Notice) and one.topic in topics]
 

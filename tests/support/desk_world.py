@@ -14,12 +14,17 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.core.checkpoints import disk
-from orchestrator.core.checkpoints.save import Closing, Part, Save, SaveState
+from orchestrator.core.checkpoints.checkpoint import (
+    CheckpointRecord,
+    CheckpointState,
+    CompletionReason,
+    HostPart,
+)
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.wire import reports
-from orchestrator.supervisor.transfers.closing import Gang
-from orchestrator.supervisor.transfers.save_desk import SaveDesk
+from orchestrator.supervisor.transfers.checkpoint_tracker import CheckpointTracker
+from orchestrator.supervisor.transfers.completion import CheckpointGang
 from tests.support import fake_host, jobs
 from tests.support.fake_copier import FakeCopier
 from tests.support.saved_files import SAVED_NS, S, sight, write
@@ -41,14 +46,14 @@ class DeskWorld:
         self.copier = FakeCopier() if has_hosts else None
         base = fake_host.plan() if has_hosts else jobs.plan()
         self.plan: Plan = dataclasses.replace(base, **plan)  # type: ignore[arg-type]
-        self.gang = Gang(1, 0, len(self.nodes), self.nodes)
+        self.gang = CheckpointGang(1, 0, len(self.nodes), self.nodes)
         self.at = 0.0
         self.now_ns = SAVED_NS
         self.events: list[e.Event] = []
         self.notes: list[str] = []
         self.facts = Facts()
         self._looks = 0
-        self.desk = SaveDesk(self.job, self.plan, self.copier, lambda: None)
+        self.desk = CheckpointTracker(self.job, self.plan, self.copier, lambda: None)
         self.desk.begin(self.facts, self.at)
 
     def restart(self) -> None:
@@ -56,7 +61,7 @@ class DeskWorld:
         self.desk.close()
         if self.copier is not None:
             self.copier.begun.clear()
-        self.desk = SaveDesk(self.job, self.plan, self.copier, lambda: None)
+        self.desk = CheckpointTracker(self.job, self.plan, self.copier, lambda: None)
         self.desk.begin(self.facts, self.at)
         self.learn()
 
@@ -81,25 +86,29 @@ class DeskWorld:
         key = found.of(name)
         group = found.groups[key]
         pieces = tuple(found.tree.files[one] for one in sorted(group.names))
-        whole = Part(node, str(self.place(node)), steps, pieces, found.readings[key], Closing.STEPS)
+        whole = HostPart(
+            node, str(self.place(node)), steps, pieces, found.readings[key], CompletionReason.STEPS
+        )
         part_ = dataclasses.replace(whole, **part)  # type: ignore[arg-type]
         return reports.SaveSeen(self.gang.attempt, group.key, group.series, group.main, part_)
 
     def report(self, name: str, node: str = "n0", steps: int = 10, **part: object) -> reports.SaveSeen:
         """Let the agent of a node report a save, and then hash it."""
         seen = self.seen(name, node, steps, **part)
-        self.desk.seen(self.at, node, seen, self.gang)
+        self.desk.enter_report(self.at, node, seen, self.gang)
         self.hash(seen, node)
         return seen
 
     def hash(self, seen: reports.SaveSeen, node: str = "n0") -> None:
         """Let the agent of a node hash what it has reported, as far as it is still there."""
-        pieces = disk.hashed(Path(seen.part.root), seen.part.pieces)
+        pieces = disk.hash_files(Path(seen.part.root), seen.part.files)
         if pieces is not None:
-            self.desk.hashed(self.at, node, reports.SaveHashed(seen.attempt, seen.key, pieces))
+            self.desk.enter_hashes(self.at, node, reports.SaveHashed(seen.attempt, seen.key, pieces))
         self.learn()
 
-    def save(self, files: Files, steps: int = 10, node: str = "n0", *, replaces: bool = False) -> Save:
+    def save(
+        self, files: Files, steps: int = 10, node: str = "n0", *, replaces: bool = False
+    ) -> CheckpointRecord:
         """Let a node write a save, report it and hash it, and all nodes go on; return it as it is then."""
         self.write(files, node, replaces=replaces)
         seen = self.report(next(iter(files)), node, steps)
@@ -118,13 +127,13 @@ class DeskWorld:
         """Let a node report `count` steps, and as many looks unless these are given."""
         ranks = (reports.RankHeartbeat(self.nodes.index(node), count, "S", 0, 0.0),)
         heartbeat = reports.Heartbeat(self.gang.attempt, ranks, count, looks or count, has_unfinished)
-        self.desk.beat(self.at, node, heartbeat, self.gang)
+        self.desk.enter_heartbeat(self.at, node, heartbeat, self.gang)
         self.learn()
 
     def exit(self, node: str, code: int = 1, *, ordered: bool = False) -> None:
         """The rank of a node ends."""
         rank = self.nodes.index(node)
-        self.desk.learn(
+        self.desk.give_up_invisible(
             e.FromNode(
                 self.at, node, reports.Exited(self.gang.attempt, rank, code, None, 0, None, ordered, False)
             )
@@ -135,13 +144,13 @@ class DeskWorld:
     def stop(self, *nodes: str) -> None:
         """All nodes, or these, have stopped the attempt."""
         self.gang = dataclasses.replace(self.gang, stopped=self.gang.stopped | set(nodes or self.nodes))
-        self.desk.over(self.at, self.gang)
+        self.desk.close_stopped(self.at, self.gang)
         self.learn()
 
     def lose(self, *nodes: str) -> None:
         """These nodes are lost with the attempt."""
         self.gang = dataclasses.replace(self.gang, lost=self.gang.lost | set(nodes))
-        self.desk.over(self.at, self.gang)
+        self.desk.close_stopped(self.at, self.gang)
         self.learn()
 
     # What the supervisor does
@@ -149,10 +158,10 @@ class DeskWorld:
     def learn(self) -> list[e.Event]:
         """Learn what is new, as the brain does."""
         self.at += 1.0
-        news = self.desk.news(self.at)
+        news = self.desk.take_events(self.at)
         for event in news:
-            if isinstance(event, e.SaveChanged):
-                self.facts.saves[event.save.number] = event.save
+            if isinstance(event, e.CheckpointChanged):
+                self.facts.checkpoints[event.save.number] = event.save
         self.events += news
         self.notes += self.desk.notes
         self.desk.notes.clear()
@@ -168,16 +177,16 @@ class DeskWorld:
     def compare(self, number: int = 0, *, deep: bool = False) -> str:
         """Compare a save before the next attempt, and return its fault."""
         attempt = self.gang.attempt
-        self.desk.compare(self.at, d.CompareSave(self.at, "why", attempt, number, deep))
+        self.desk.compare(self.at, d.CompareCheckpoint(self.at, "why", attempt, number, deep))
         self.settle()
-        (compared,) = [event for event in self.events if isinstance(event, e.SaveCompared)][-1:]
+        (compared,) = [event for event in self.events if isinstance(event, e.CheckpointCompared)][-1:]
         assert (compared.attempt, compared.save) == (attempt, number)
         return compared.fault
 
     def attempt(self, number: int, *nodes: str, base_step: int = 0) -> None:
         """Another attempt begins."""
         self.nodes = nodes or self.nodes
-        self.gang = Gang(number, base_step, len(self.nodes), self.nodes)
+        self.gang = CheckpointGang(number, base_step, len(self.nodes), self.nodes)
 
     def arrive(self, which: str = "", error: str = "") -> None:
         """End the copy of this key or host, or all of them."""
@@ -188,20 +197,20 @@ class DeskWorld:
     # What there is
 
     @property
-    def saves(self) -> dict[int, Save]:
-        return self.desk.saves
+    def saves(self) -> dict[int, CheckpointRecord]:
+        return self.desk.checkpoints
 
-    def latest(self, key: str = "") -> Save:
+    def latest(self, key: str = "") -> CheckpointRecord:
         """Return the last save, or the last one of this key."""
         return [save for save in self.saves.values() if key in ("", save.key)][-1]
 
-    def states(self) -> list[SaveState]:
+    def states(self) -> list[CheckpointState]:
         """Return the states of all saves, in the order of their numbers."""
         return [self.saves[number].state for number in sorted(self.saves)]
 
-    def told(self, number: int) -> list[SaveState]:
+    def told(self, number: int) -> list[CheckpointState]:
         """Return the states of a save that the brain was told of, one after the other."""
-        changes = [event.save for event in self.events if isinstance(event, e.SaveChanged)]
+        changes = [event.save for event in self.events if isinstance(event, e.CheckpointChanged)]
         return [save.state for save in changes if save.number == number]
 
     def home(self) -> Files:
@@ -209,10 +218,10 @@ class DeskWorld:
         return {
             str(path.relative_to(self.job.checkpoints)): path.read_bytes()
             for path in sorted(self.job.checkpoints.rglob("*"))
-            if path.is_file() and path != self.job.ledger and disk.KEPT not in path.parts
+            if path.is_file() and path != self.job.ledger and disk.KEPT_FOLDER not in path.parts
         }
 
     def kept(self) -> list[str]:
         """Return the numbers of the saves that are kept twice."""
-        folder = self.job.checkpoints / disk.KEPT
+        folder = self.job.checkpoints / disk.KEPT_FOLDER
         return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []

@@ -16,7 +16,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.wire import connection, orders, reports
 from orchestrator.core.wire.agent_config import AgentConfig
-from orchestrator.core.wire.connection import Line
+from orchestrator.core.wire.connection import PeerConnection
 from orchestrator.journal import journal_file
 from orchestrator.submission import credentials
 from orchestrator.supervisor import supervisor as supervising
@@ -65,7 +65,7 @@ class Node:
     backend: Backend
     seq: int = 0
     acked: orders.Ack | None = None
-    one: Line | None = None
+    one: PeerConnection | None = None
 
     async def greet(self, *, ships: bool = False, running: int = 0) -> None:
         deadline_s = time.monotonic() + ANSWER_S_MAX
@@ -73,7 +73,7 @@ class Node:
             assert time.monotonic() < deadline_s, "the supervisor launches no agent"
             await asyncio.sleep(0.001)
         config = self.backend.launched[0]
-        host, port = connection.address(config.address)
+        host, port = connection.parse_address(config.address)
         self.one = await connection.dial(
             host, port, connection.client_context(config.certificate), ANSWER_S_MAX
         )
@@ -96,7 +96,7 @@ class Node:
         assert self.one is not None
         while True:
             data, _ = await asyncio.wait_for(self.one.receive(), ANSWER_S_MAX)
-            order, _ = connection.take_message(data, codec.by_kind(orders.Order))
+            order, _ = connection.take_message(data, codec.classes_by_kind(orders.Order))
             if not isinstance(order, orders.Ack):
                 return order
             self.acked = order
@@ -129,7 +129,7 @@ def folder_of(folder: Path, **fields: Any) -> tuple[JobDir, Plan]:
     for made in (job.root, job.requests, job.logs):
         made.mkdir()
     job.plan.write_text(codec.dumps(plan))
-    credentials.fill(job.secrets, plan, ENVIRON, fields.get("notify", {}).get("url"))
+    credentials.write_credentials(job.secrets, plan, ENVIRON, fields.get("notify", {}).get("url"))
     return job, plan
 
 

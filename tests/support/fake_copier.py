@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.backends.api import Copied, Copy, Direction
+from orchestrator.backends.api import Copy, CopyResult, Direction
 from orchestrator.core.checkpoints import disk
 
 
@@ -16,7 +16,7 @@ class FakeCopier:
 
     begun: dict[str, Copy] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
-    _ended: list[Copied] = field(default_factory=list)
+    _ended: list[CopyResult] = field(default_factory=list)
 
     def copy(self, copy: Copy) -> None:
         assert copy.key not in self.begun, "a key names one copy"
@@ -27,7 +27,7 @@ class FakeCopier:
         self._ended = [done for done in self._ended if done.copy.key != key]
         self.dropped.append(key)
 
-    def copied(self) -> list[Copied]:
+    def copied(self) -> list[CopyResult]:
         ended, self._ended = self._ended, []
         return ended
 
@@ -41,7 +41,7 @@ class FakeCopier:
     def arrive(self, which: str, error: str = "") -> None:
         """End a copy, named by its key or its host."""
         copy = self.begun.pop(self.of(which).key)
-        self._ended.append(Copied(copy, error or self._move(copy)))
+        self._ended.append(CopyResult(copy, error or self._move(copy)))
 
     def arrive_all(self) -> None:
         """End all copies that are under way."""
@@ -54,7 +54,7 @@ class FakeCopier:
             (there, copy.local_dir) if copy.direction is Direction.FETCH else (copy.local_dir, there)
         )
         for piece in copy.expected:
-            if not disk.is_as_recorded(source, piece):
+            if not disk.matches_record(source, piece):
                 return f"{piece.name} was written again on {copy.node} before it was copied"
             (target / piece.name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source / piece.name, target / piece.name)

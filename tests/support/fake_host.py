@@ -21,12 +21,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.api import LaunchError
-from orchestrator.backends.ssh.launch import Code, Launch, Launcher, launch_agent
+from orchestrator.backends.ssh.launch import AgentLaunch, CodeArchive, Launcher, launch_agent
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedSsh
-from orchestrator.core.planned import PlannedPool
-from orchestrator.core.wire.agent_config import AgentConfig, Needs
+from orchestrator.core.plan_types import PlannedPool
+from orchestrator.core.wire.agent_config import AgentConfig, LeaseNeeds
 from orchestrator.core.wire.orders import PrepareNode
 from orchestrator.submission import bundle
 from orchestrator.submission.credentials import new_certificate
@@ -163,7 +163,7 @@ def launcher(python: str = "/no/such/python") -> Launcher:
     return Launcher(render(plan(), JobDir.at(jobs.ROOT), python)[0].text, BUNDLE)
 
 
-def archive(path: Path, files: Mapping[str, bytes]) -> Code:
+def archive(path: Path, files: Mapping[str, bytes]) -> CodeArchive:
     """Make a code archive at `path`, its files compressed as little as can be."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
@@ -172,10 +172,10 @@ def archive(path: Path, files: Mapping[str, bytes]) -> Code:
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
     path.write_bytes(gzip.compress(out.getvalue(), compresslevel=0, mtime=0))
-    return Code.of(path)
+    return CodeArchive.read(path)
 
 
-def config(node: str = "node-0", needs: Needs = Needs(0, 0, 0), **fields: object) -> AgentConfig:  # noqa: B008
+def config(node: str = "node-0", needs: LeaseNeeds = LeaseNeeds(0, 0, 0), **fields: object) -> AgentConfig:  # noqa: B008
     """Return what an agent is told that dials a port where nobody listens."""
     base = AgentConfig(
         job=jobs.ID, node=node, root=f"~/.orch/jobs/{jobs.ID}", token="c" * 64, certificate=CERTIFICATE,
@@ -193,9 +193,9 @@ def prepare(attempt: int, **fields: object) -> PrepareNode:
     return PrepareNode(attempt, None, made, tuple(node.name for node in nodes))
 
 
-def launch(code: Code, told: AgentConfig | None = None, of: Launcher | None = None) -> Launch:
+def launch(code: CodeArchive, told: AgentConfig | None = None, of: Launcher | None = None) -> AgentLaunch:
     """Return a launch with the real script."""
-    return Launch(of or launcher(), code, told or config())
+    return AgentLaunch(of or launcher(), code, told or config())
 
 
 def sha256(path: Path) -> str:
@@ -262,7 +262,7 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 
 
 def failure(
-    host: FakeHost, code: Code, told: AgentConfig | None = None, of: Launcher | None = None
+    host: FakeHost, code: CodeArchive, told: AgentConfig | None = None, of: Launcher | None = None
 ) -> LaunchError:
     """Launch an agent, which is to fail; return how."""
     with pytest.raises(LaunchError) as found:

@@ -14,8 +14,8 @@ from orchestrator.backends.ssh import session as ses
 from orchestrator.backends.ssh.connect import connection
 from orchestrator.backends.ssh.connect.port_forward import Forward
 from orchestrator.core.errors import Cancelled
-from orchestrator.core.wire.agent_config import AgentConfig, Needs
-from orchestrator.core.wire.bootstrap import AgentSeen
+from orchestrator.core.wire.agent_config import AgentConfig, LeaseNeeds
+from orchestrator.core.wire.bootstrap import AgentStatus
 
 REST_S_MAX = 10.0
 CONFIG = AgentConfig(
@@ -31,7 +31,7 @@ CONFIG = AgentConfig(
     checkpoint_glob="*",
     finds_checkpoints=True,
     ships=True,
-    needs=Needs(0, 1, 0),
+    needs=LeaseNeeds(0, 1, 0),
 )
 
 
@@ -108,15 +108,15 @@ class FakeHost:
 class FakeSession:
     host: FakeHost
     port: int
-    taker: connection.ChannelTaker | None = None
+    taker: connection.ChannelReceiver | None = None
     closed: bool = False
 
-    def forward(self, taker: connection.ChannelTaker) -> int:
+    def forward(self, taker: connection.ChannelReceiver) -> int:
         self.host.calls.append("forward")
         self.taker = taker
         return self.port
 
-    def launch(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentSeen:
+    def launch(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentStatus:
         self.host.calls.append(f"launch {config.address}")
         self.host.in_launch.release()
         if self.host.may_launch is not None:
@@ -126,13 +126,13 @@ class FakeSession:
         if not still_wanted():
             raise Cancelled
         self.host.started += 1
-        return AgentSeen(True, self.host.boot)
+        return AgentStatus(True, self.host.boot)
 
-    def reach(self, config: AgentConfig) -> AgentSeen:
+    def reach(self, config: AgentConfig) -> AgentStatus:
         self.host.calls.append(f"reach {config.address}")
         if self.host.unseen is not None:
             raise self.host.unseen
-        return AgentSeen(self.host.agent, self.host.boot)
+        return AgentStatus(self.host.agent, self.host.boot)
 
     def is_alive(self, answer_s_max: float) -> bool:
         self.host.calls.append("ask")

@@ -19,7 +19,7 @@ from orchestrator.core import codec
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedSlurm
-from orchestrator.core.planned import PlannedPool, QueueTerms
+from orchestrator.core.plan_types import PlannedPool, QueueTerms
 from orchestrator.core.slurm.queue import SlurmQueue
 from orchestrator.views import cells
 from orchestrator.views import status as status_view
@@ -152,10 +152,10 @@ def asked(folder: JobDir) -> list[dict[str, str]]:
 
 def tell(folder: JobDir, state: str, **more: Any) -> None:
     """Write a job's status as its supervisor does."""
-    known = status_file.unknown(plan(folder.id), state, "", time.time())
+    known = status_file.status_from_plan(plan(folder.id), state, "", time.time())
     status_file.write(folder, replace(known, **more), durable=False)
 
 
 def shown(folder: JobDir) -> str:
     """Return a job's status as people see it."""
-    return cells.plain(status_view.job(Job(folder).source.settled_status()))
+    return cells.plain_text(status_view.job(Job(folder).source.settled_status()))

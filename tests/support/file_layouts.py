@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.core.checkpoints.save import Content, Format
+from orchestrator.core.checkpoints.checkpoint import Content, Format
 from tests.support.saved_files import (
     SAVED_NS,
     Model,

@@ -22,7 +22,7 @@ SECRET = "hf_0123456789abcdef"
 
 def make(place: Path, news: Sequence[News], name: str = "gpt", at_s: float = jobs.BEGAN_S) -> JobDir:
     """Make a job's folder in the home `place`, with this tale in its journal; it has ended if the tale has."""
-    taken = home.ids(place)  # two of the same millisecond may get the same letters
+    taken = home.list_ids(place)  # two of the same millisecond may get the same letters
     job = JobDir(
         place / "jobs" / next(one for one in iter(lambda: home.new_id(name, at_s), "") if one not in taken)
     )

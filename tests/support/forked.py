@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.agent.host import hook_files
-from orchestrator.agent.ranks import spawn, warm
+from orchestrator.agent.ranks import spawn, warm_start
 from tests.support.hooked import RUN_S_MAX, Rank, bare_env, gang_envs
 
 POLL_S = 0.01
@@ -60,7 +60,7 @@ class Forked:
 class Forge:
     """Forks ranks of a template."""
 
-    template: warm.Template
+    template: warm_start.Template
 
     def start(self, rank: Rank, text: str, *words: str, **env: str) -> Forked:
         """Start a rank with this text as its script."""
@@ -94,8 +94,8 @@ def forge(folder: Path, *more: str) -> Iterator[Forge]:
     hook_files.install_hook(folder)
     (folder / "code").mkdir()
     env = {**bare_env(), "PYTHONPATH": str(folder / "hook"), "OMP_NUM_THREADS": "1"}
-    template = warm.Template(
-        folder, (sys.executable, "train.py"), env, folder / "code", (*warm.MODULES, *more)
+    template = warm_start.Template(
+        folder, (sys.executable, "train.py"), env, folder / "code", (*warm_start.MODULES, *more)
     )
     template.begin()
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.core.shown import Frame
+from orchestrator.core.status_types import Frame
 
 
 def frame(text: str) -> Frame | None:

@@ -65,7 +65,7 @@ def silence(story: Story, *found: observations.RankInspection, for_s: float = 14
             ]
             story.hear(*story.looked(*moved))
         new, seen = story.said[seen:], len(story.said)
-        if not none_of(new, d.Judge) or notices(new, d.Topic.HANG):
+        if not none_of(new, d.Judge) or notices(new, d.NoticeTopic.HANG):
             break
     return story.said[began:]
 

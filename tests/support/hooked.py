@@ -13,7 +13,7 @@ from pathlib import Path
 from orchestrator.agent.hang import python_stacks
 from orchestrator.agent.hang.python_stacks import RankStack
 from orchestrator.agent.host import hook_files
-from orchestrator.agent.ranks import failure, step_counter, warm
+from orchestrator.agent.ranks import failure, step_counter, warm_start
 from orchestrator.agent.ranks.hook import layout
 from orchestrator.agent.ranks.step_counter import LastStep, StepCounter
 from orchestrator.core.observations import Failure
@@ -88,7 +88,7 @@ class Rank:
 
     def errors(self) -> list[Failure]:
         paths = self.dir.glob(layout.ERROR_FILE.format("*"))
-        found = [failure.error_of(self.dir, int(path.stem.partition("-")[2])) for path in paths]
+        found = [failure.find_error(self.dir, int(path.stem.partition("-")[2])) for path in paths]
         return [error for error in found if error is not None]
 
     def error(self) -> Failure:
@@ -97,21 +97,21 @@ class Rank:
 
     def files(self) -> list[str]:
         """Return the files of its folder; that it was forked leaves one, too."""
-        return sorted(path.name for path in self.dir.iterdir() if path.stem != warm.TICKET)
+        return sorted(path.name for path in self.dir.iterdir() if path.stem != warm_start.TICKET)
 
 
 def ask_for_stacks(pid: int, rank: Rank) -> python_stacks.PendingStacks:
     """Look at a rank's processes, as an inspection does."""
-    return python_stacks.ask(python_stacks.processes(pid), rank.dir, STACK_SIGNAL)
+    return python_stacks.request_stacks(python_stacks.rank_pids(pid), rank.dir, STACK_SIGNAL)
 
 
 def take_stacks(pid: int, rank: Rank) -> list[RankStack]:
     """Return the stacks of a rank's processes."""
     pending = ask_for_stacks(pid, rank)
     deadline = time.monotonic() + STACKS_S_MAX
-    while (stacks := python_stacks.answer(pending)) is None and time.monotonic() < deadline:
+    while (stacks := python_stacks.poll_stacks(pending)) is None and time.monotonic() < deadline:
         time.sleep(python_stacks.POLL_S)
-    return stacks if stacks is not None else python_stacks.last_answer(pending)
+    return stacks if stacks is not None else python_stacks.collect_stacks(pending)
 
 
 def bare_env() -> dict[str, str]:
@@ -140,7 +140,7 @@ def lay_out(root: Path) -> Rank:
     for folder in (rank.dir, rank.code):
         folder.mkdir()
     hook_files.install_hook(root)
-    step_counter.create(rank.dir / layout.STEP_FILE)
+    step_counter.create_step_file(rank.dir / layout.STEP_FILE)
     return rank
 
 

@@ -13,14 +13,14 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, News
 from orchestrator.client import post_mortem
 from orchestrator.core import observations
-from orchestrator.core.checkpoints.choice import Checkpoint
-from orchestrator.core.checkpoints.save import Place, StepSource
+from orchestrator.core.checkpoints.checkpoint import FileLocation, StepSource
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import Status
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.journal.job_record import Record
-from orchestrator.journal.journal_file import Entry
+from orchestrator.journal.journal_file import JournalEntry
 from orchestrator.spec.load import JobSpec, SpecFile
 from orchestrator.submission import planner
 from orchestrator.submission.planner import Inventory
@@ -48,15 +48,15 @@ def spec_file(**fields: Any) -> SpecFile:
 def plan(gpus: Sequence[int] = (), **fields: Any) -> Plan:
     """Return the plan of `spec_file(**fields)` on a machine with these GPUs."""
     there = Inventory("host-1", tuple(gpus), "/usr/bin/python3")
-    return planner.plan(spec_file(**fields), there, ID, BEGAN_S)
+    return planner.plan_job(spec_file(**fields), there, ID, BEGAN_S)
 
 
-def entries(news: Sequence[News]) -> list[Entry]:
+def entries(news: Sequence[News]) -> list[JournalEntry]:
     """Return news as a journal hands them out."""
-    return [Entry(n, BEGAN_S + one.at, one.at, "boot", "", 0, one) for n, one in enumerate(news, 1)]
+    return [JournalEntry(n, BEGAN_S + one.at, one.at, "boot", "", 0, one) for n, one in enumerate(news, 1)]
 
 
-def record(entries: Iterable[Entry]) -> Record:
+def record(entries: Iterable[JournalEntry]) -> Record:
     """Return what a journal comes to."""
     record = Record()
     for entry in entries:
@@ -138,11 +138,11 @@ def crash(attempt: int, at: float, count: int, step: int, evidence: str = "") ->
     )
     failure = observations.Failure("RuntimeError", "loss is NaN", traceback, frame(where))
     verdict = d.Verdict(
-        d.Kind.CRASH, (1,), "node-0", f"rank 1 on node-0: RuntimeError: loss is NaN at {where}",
+        d.VerdictKind.CRASH, (1,), "node-0", f"rank 1 on node-0: RuntimeError: loss is NaN at {where}",
         (
             d.Evidence("rank 1 on node-0 (pid 5001) exited with code 1"),
             d.Evidence(traceback, d.EvidenceKind.OUTPUT if evidence else d.EvidenceKind.TRACEBACK),
-        ), d.Signature(d.Kind.CRASH), step, at, True,
+        ), d.FailureSignature(d.VerdictKind.CRASH), step, at, True,
     )  # fmt: skip
     return [
         e.FromNode(at, "node-0", reports.Exited(attempt, 1, 1, None, count, failure, False, False)),
@@ -160,8 +160,8 @@ def stopped(attempt: int, at: float) -> list[News]:
 def saved(at: float, **fields: Any) -> News:
     """Return the news of a whole save of step 20, `CKPT`; `fields` are those that differ."""
     known = {"main": "step-20.pt", "steps": 20, "step": 20, "stated": 20, "step_source": StepSource.STATED}
-    place = Place("", f"{ROOT}/checkpoints")
-    return e.SaveChanged(at, saved_files.saved(**{"number": 1, **known, "places": (place,), **fields}))
+    place = FileLocation("", f"{ROOT}/checkpoints")
+    return e.CheckpointChanged(at, saved_files.saved(**{"number": 1, **known, "places": (place,), **fields}))
 
 
 def again(attempt: int, at: float, resume: Checkpoint | None) -> News:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.core.checkpoints.save import Content, Format
+from orchestrator.core.checkpoints.checkpoint import Content, Format
 from tests.support.file_layouts import FILE_LAYOUTS, Layout, Saved, state_of
 from tests.support.saved_files import (
     Model,

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from orchestrator.core.wire import connection, reports
-from orchestrator.core.wire.connection import Line
+from orchestrator.core.wire.connection import PeerConnection
 from orchestrator.submission.credentials import new_certificate
 from orchestrator.supervisor.agent_connections import AgentConnections, AgentReady, LinkEvent
 
@@ -27,17 +27,17 @@ class Place:
     port: int
     certificate: str
 
-    async def dial(self) -> Line:
+    async def dial(self) -> PeerConnection:
         return await connection.dial(
             "127.0.0.1", self.port, connection.client_context(self.certificate), ANSWER_S_MAX
         )
 
-    async def greet(self, hello: reports.Hello = HELLO) -> Line:
+    async def greet(self, hello: reports.Hello = HELLO) -> PeerConnection:
         one = await self.dial()
         one.send(hello)
         return one
 
-    async def agent(self) -> Line:
+    async def agent(self) -> PeerConnection:
         """Return the line of an agent that is up."""
         one = await self.greet()
         assert isinstance(await self.hear(), AgentReady)

@@ -95,7 +95,7 @@ def wait_until(condition: Callable[[], T], what: str, limit_s: float = WAIT_S_MA
 
 def kill(proc: Proc, signum: int = signal.SIGKILL) -> None:
     """Send a signal to that very process, if it still is."""
-    if procfs.alive(proc):
+    if procfs.is_alive(proc):
         os.kill(proc.pid, signum)
 
 
@@ -156,7 +156,7 @@ class Sight:
         held = (one if isinstance(one, kinds) else journal_file.content(one) for one in entries)
         return [one for one in held if isinstance(one, kinds)]
 
-    def notices(self, *topics: d.Topic) -> list[d.Notice]:
+    def notices(self, *topics: d.NoticeTopic) -> list[d.Notice]:
         """Return what a person was told on some topics."""
         return [one for one in self.news(d.Notice) if one.topic in topics]
 
@@ -192,7 +192,7 @@ class Sight:
         guards = [proc_of(stat.ppid)] if b"guard" in _words(stat.ppid, "cmdline") else []
         for one in (*guards, supervisor):
             kill(one)
-            wait_until(lambda one=one: not procfs.alive(one), "the supervisor's end")  # type: ignore[misc]
+            wait_until(lambda one=one: not procfs.is_alive(one), "the supervisor's end")  # type: ignore[misc]
 
     def keeper(self, node: str = "node-0") -> Proc:
         record = json.loads((self.job.folder.node(node) / "agent.json").read_text())

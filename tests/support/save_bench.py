@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.agent.outputs.save_scanner import Hasher, SaveScanner
+from orchestrator.agent.outputs.checkpoint_scanner import CheckpointScanner, Hasher
 from orchestrator.agent.ranks import step_counter
 from orchestrator.agent.ranks.hook.layout import RING_STEPS, RING_WORD, STEP_FILE_MAGIC, STEP_FILE_VERSION
 from orchestrator.agent.ranks.processes import NodeRanks, RankProcess
@@ -28,7 +28,7 @@ WAIT_S_MAX = 90.0
 class Bench:
     """A scanner with its ranks, and what it has reported and noted."""
 
-    scanner: SaveScanner
+    scanner: CheckpointScanner
     ranks: NodeRanks
     beat: Path
     root: Path
@@ -67,22 +67,22 @@ class Bench:
             if number and self.goes_on and self.made:
                 self.step(max(self.made) + 1, 1000.0)
             self.now_s += 1000.0
-            before = self.scanner.looks_done
+            before = self.scanner.scans_done
             while True:
                 self.wake.clear()
                 self.scanner.scan(self.ranks, self.now_s)
-                if self.scanner.looks_done > before or not self.is_busy:
+                if self.scanner.scans_done > before or not self.is_busy:
                     break
                 await asyncio.wait_for(self.wake.wait(), WAIT_S_MAX)
         await self.hash()
-        if self.scanner._saving is not None:  # what it has seen is on disk by then
-            await asyncio.wait_for(asyncio.wrap_future(self.scanner._saving), WAIT_S_MAX)
+        if self.scanner._dump_future is not None:  # what it has seen is on disk by then
+            await asyncio.wait_for(asyncio.wrap_future(self.scanner._dump_future), WAIT_S_MAX)
 
     async def hash(self) -> None:
-        while self.scanner._hashing:
+        while self.scanner._hash_futures:
             self.wake.clear()
             self.scanner.poll()
-            if self.scanner._hashing:
+            if self.scanner._hash_futures:
                 await asyncio.wait_for(self.wake.wait(), WAIT_S_MAX)
 
     async def finish(self) -> None:
@@ -97,7 +97,7 @@ class Bench:
 
     @property
     def is_busy(self) -> bool:
-        return self.scanner._looking is not None or self.scanner._beginning is not None
+        return self.scanner._scan_future is not None or self.scanner._begin_future is not None
 
     @property
     def seen(self) -> list[SaveSeen]:
@@ -116,7 +116,7 @@ def bench(folder: Path, attempt: int = 1, **change: Any) -> Bench:
     run.mkdir(parents=True, exist_ok=True)
     job.checkpoints.mkdir(exist_ok=True)
     job.attempt_logs(attempt).mkdir(parents=True, exist_ok=True)
-    step_counter.create(run / "beat")
+    step_counter.create_step_file(run / "beat")
     index = LogIndex(job.rank_index(attempt, 0))
     counter = step_counter.StepCounter(run / "beat")
     process = RankProcess(0, 0, 1, run, job.rank_log(attempt, 0), index, counter)
@@ -130,7 +130,7 @@ def bench(folder: Path, attempt: int = 1, **change: Any) -> Bench:
         else:
             reports.append(one)
 
-    scanner = SaveScanner(config, Hasher(), report, notes.append, wake)
+    scanner = CheckpointScanner(config, Hasher(), report, notes.append, wake)
     ranks = NodeRanks(attempt, job, config.node, [process])
     return Bench(scanner, ranks, run / "beat", job.checkpoints, wake, reports, beginnings, notes)
 

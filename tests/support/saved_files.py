@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.checkpoints import names, reading, tree
-from orchestrator.core.checkpoints.names import Group
-from orchestrator.core.checkpoints.save import (
-    Closing,
+from orchestrator.core.checkpoints import file_groups, tree, validation
+from orchestrator.core.checkpoints.checkpoint import (
+    CheckpointRecord,
+    CheckpointState,
+    CompletionReason,
     Content,
     Format,
     GroupReading,
-    Save,
-    SaveState,
     StepSource,
 )
+from orchestrator.core.checkpoints.file_groups import FileGroup
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -188,7 +188,7 @@ class Sight:
     """What is below a place: its groups of files by key, and what each says."""
 
     tree: tree.Tree
-    groups: dict[str, Group]
+    groups: dict[str, FileGroup]
     readings: dict[str, GroupReading]
 
     def sizes(self, key: str) -> dict[str, int]:
@@ -197,11 +197,13 @@ class Sight:
 
     def fault(self, key: str) -> str:
         """Return why a group cannot be whole."""
-        return reading.fault(self.readings[key], self.sizes(key))
+        return validation.find_fault(self.readings[key], self.sizes(key))
 
     def has_last_word(self, key: str, world_size: int) -> bool:
         """Tell whether a group is whole by its format alone."""
-        return not self.fault(key) and reading.has_last_word(self.readings[key], self.sizes(key), world_size)
+        return not self.fault(key) and validation.is_format_complete(
+            self.readings[key], self.sizes(key), world_size
+        )
 
     def of(self, name: str) -> str:
         """Return the key of the group of a file or folder."""
@@ -210,26 +212,26 @@ class Sight:
 
 def sight(root: Path, glob: str = "*") -> Sight:
     """Look at a place, and read all groups that may be saves."""
-    found = tree.look(root, glob)
+    found = tree.scan(root, glob)
     groups = {
         key: group
-        for key, group in names.group(found.files).items()
-        if any(map(names.is_save_file, group.names))
+        for key, group in file_groups.group_files(found.files).items()
+        if any(map(file_groups.is_checkpoint_file, group.names))
     }
     readings = {
-        key: reading.read(root, group, found.files, found.pointed, trusts_times=True)
+        key: validation.read_group(root, group, found.files, found.pointed, trusts_times=True)
         for key, group in groups.items()
     }
     return Sight(found, groups, readings)
 
 
-def saved(number: int, **fields: Any) -> Save:
+def saved(number: int, **fields: Any) -> CheckpointRecord:
     """Return a whole save of the first attempt that made `10 * number` steps by then; `fields` are those that differ."""
     main = fields.get("main", f"ckpt_{10 * number}.pt")
-    step = None if fields.get("state") is SaveState.OPEN else fields.get("stated", 10 * number)
-    base = Save(
+    step = None if fields.get("state") is CheckpointState.OPEN else fields.get("stated", 10 * number)
+    base = CheckpointRecord(
         number=number, key=f"#{10 * number}", series="#", main=main, attempt=1, world_size=2, steps=10 * number,
-        format=Format.TORCH, content=Content.STATE, fits_any_size=True, state=SaveState.WHOLE, closed_by=Closing.STEPS,
+        format=Format.TORCH, content=Content.STATE, fits_any_size=True, state=CheckpointState.WHOLE, closed_by=CompletionReason.STEPS,
         step=step, step_source=StepSource.COUNTED, stated=None,
     )  # fmt: skip
     return dataclasses.replace(base, **fields)

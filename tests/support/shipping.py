@@ -14,9 +14,9 @@ from typing import Any
 
 from orchestrator.core import codec
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.planned import PlannedPool
+from orchestrator.core.plan_types import PlannedPool
 from orchestrator.core.wire import connection, orders, reports
-from orchestrator.core.wire.agent_config import AgentConfig, Needs
+from orchestrator.core.wire.agent_config import AgentConfig, LeaseNeeds
 from orchestrator.core.wire.reports import Envelope
 from orchestrator.submission.credentials import new_certificate
 from orchestrator.supervisor.agent_connections import AgentConnections, AgentDropped, AgentReady
@@ -27,7 +27,7 @@ from .local import FAKE_TORCH, STEPPER, WAIT_S_MAX
 
 TOKEN = "right token"
 JOB = "job-1"
-_REPORTS = codec.by_kind(reports.Report)
+_REPORTS = codec.classes_by_kind(reports.Report)
 
 RUN_AGENT = """
 import sys
@@ -61,12 +61,12 @@ class Home:
             match word:
                 case AgentReady(hello):
                     self.hellos.append(hello)
-                    self.links.send(hello.node, self.intake.have(hello.node))
+                    self.links.send(hello.node, self.intake.resume_offsets(hello.node))
                 case Envelope():
                     self._said(word)
                 case AgentDropped():
                     pass
-            for node, got in self.intake.owed():
+            for node, got in self.intake.take_due_acks():
                 self.links.send(node, got)
 
     def _said(self, said: Envelope) -> None:
@@ -232,5 +232,5 @@ def _config(folder: Path, home: Home, node: str) -> AgentConfig:
     return AgentConfig(
         job=JOB, node=node, root=str(root), token=TOKEN, certificate=home.certificate,
         address=f"127.0.0.1:{home.port}", heartbeat_s=0.2, node_timeout_s=60.0, fence_s=60.0, checkpoint_glob="*",
-        finds_checkpoints=False, ships=True, needs=Needs(0, 0, 0),
+        finds_checkpoints=False, ships=True, needs=LeaseNeeds(0, 0, 0),
     )  # fmt: skip

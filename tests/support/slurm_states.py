@@ -5,24 +5,24 @@ Base states and flags, as https://slurm.schedmd.com/job_state_codes.html lists t
 
 from __future__ import annotations
 
-from orchestrator.core.shown import Cause
 from orchestrator.core.slurm.job_states import Stage
+from orchestrator.core.status_types import AllocationEndCause
 
-STATES: dict[str, tuple[Stage, Cause | None]] = {
-    "BOOT_FAIL": (Stage.OVER, Cause.NODE_LOST),
-    "CANCELLED": (Stage.OVER, Cause.CANCELLED),
-    "COMPLETED": (Stage.OVER, Cause.FAILED),
+STATES: dict[str, tuple[Stage, AllocationEndCause | None]] = {
+    "BOOT_FAIL": (Stage.OVER, AllocationEndCause.NODE_LOST),
+    "CANCELLED": (Stage.OVER, AllocationEndCause.CANCELLED),
+    "COMPLETED": (Stage.OVER, AllocationEndCause.FAILED),
     "COMPLETING": (Stage.LEAVING, None),
     "CONFIGURING": (Stage.RUNNING, None),
-    "DEADLINE": (Stage.OVER, Cause.TIME_LIMIT),
+    "DEADLINE": (Stage.OVER, AllocationEndCause.TIME_LIMIT),
     "EXPEDITING": (Stage.WAITING, None),
-    "FAILED": (Stage.OVER, Cause.FAILED),
+    "FAILED": (Stage.OVER, AllocationEndCause.FAILED),
     "LAUNCH_FAILED": (Stage.UNKNOWN, None),
-    "NODE_FAIL": (Stage.OVER, Cause.NODE_LOST),
-    "OUT_OF_MEMORY": (Stage.OVER, Cause.FAILED),
+    "NODE_FAIL": (Stage.OVER, AllocationEndCause.NODE_LOST),
+    "OUT_OF_MEMORY": (Stage.OVER, AllocationEndCause.FAILED),
     "PENDING": (Stage.WAITING, None),
     "POWER_UP_NODE": (Stage.RUNNING, None),
-    "PREEMPTED": (Stage.OVER, Cause.PREEMPTED),
+    "PREEMPTED": (Stage.OVER, AllocationEndCause.PREEMPTED),
     "RECONFIG_FAIL": (Stage.UNKNOWN, None),
     "REQUEUED": (Stage.WAITING, None),
     "REQUEUE_FED": (Stage.WAITING, None),
@@ -36,6 +36,6 @@ STATES: dict[str, tuple[Stage, Cause | None]] = {
     "STAGE_OUT": (Stage.LEAVING, None),
     "STOPPED": (Stage.RUNNING, None),
     "SUSPENDED": (Stage.RUNNING, None),
-    "TIMEOUT": (Stage.OVER, Cause.TIME_LIMIT),
+    "TIMEOUT": (Stage.OVER, AllocationEndCause.TIME_LIMIT),
     "UPDATE_DB": (Stage.UNKNOWN, None),
 }

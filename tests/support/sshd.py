@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.api import LaunchError
-from orchestrator.backends.ssh.connect.connection import Connection, Jumps
+from orchestrator.backends.ssh.connect.connection import Connection, JumpHosts
 from orchestrator.backends.ssh.connect.ssh_config import Target, resolve
 
 WAIT_S = 20.0
@@ -128,7 +128,7 @@ def target_of(port: int) -> Target:
     return resolve(LOOPBACK, port=port)
 
 
-def enter(server: Sshd, jumps: Jumps) -> Connection:
+def enter(server: Sshd, jumps: JumpHosts) -> Connection:
     """Connect to a server that is known."""
     return Connection.open(target_of(server.port), host_keys="strict", jumps=jumps)
 
@@ -141,7 +141,7 @@ def is_over(connection: Connection) -> bool:
     return not connection.is_open
 
 
-def refused(target: Target, jumps: Jumps, stage: str) -> LaunchError:
+def refused(target: Target, jumps: JumpHosts, stage: str) -> LaunchError:
     """Return why there is no way in, which must be known at this stage."""
     with pytest.raises(LaunchError) as caught:
         Connection.open(target, host_keys="strict", jumps=jumps)

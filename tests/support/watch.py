@@ -21,7 +21,7 @@ from orchestrator.agent.ranks.spawn import Program
 from orchestrator.core import observations
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.settings.rank_env import NodePlan
-from orchestrator.core.settings.rank_settings import Layers
+from orchestrator.core.settings.rank_settings import EnvLayers
 from tests.support import jobs, torch_window
 
 READY_S_MAX = 60.0
@@ -56,7 +56,7 @@ class Watch:
         self.ranks = NodeRanks(1, self.job, "node-0")
         self.ranks.begin()
         at = NodePlan(jobs.plan(), self.job, "node-0", 1)
-        made = NodeEnvironment(at, Layers.of(os.environ, {}, {}), (), sys.executable, "")
+        made = NodeEnvironment(at, EnvLayers.before_setup(os.environ, {}, {}), (), sys.executable, "")
         starts = tuple(
             self._start(rank, made, {**env, "WORLD_SIZE": str(ranks), "PYTHONPATH": path})
             for rank in range(ranks)
@@ -70,7 +70,7 @@ class Watch:
         folder = self.job.rank_run("node-0", 1, rank)
         own = {"RANK": str(rank), "READY": str(self.ready[rank]), **env, RANK_DIR_ENV: str(folder)}
         log = self.job.rank_log(1, rank)
-        program = Program((sys.executable, "train.py"), made.of_a_rank(own), self.job.code, log)
+        program = Program((sys.executable, "train.py"), made.build_env(own), self.job.code, log)
         return RankStart(rank, rank, program)
 
     def await_ready(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.ssh.launch import Code
+from orchestrator.backends.ssh.launch import CodeArchive
 from orchestrator.client import job_source
 from tests.support import fake_disk, fake_host
 from tests.support.fake_host import FakeHost
@@ -34,7 +34,7 @@ def host(tmp_path: Path) -> Iterator[FakeHost]:
 
 
 @pytest.fixture
-def code(tmp_path: Path) -> Code:
+def code(tmp_path: Path) -> CodeArchive:
     """The archive of `fake_host.FILES`."""
     return fake_host.archive(tmp_path / "code.tar.gz", fake_host.FILES)
 

@@ -242,7 +242,7 @@ def _closure(starts: list[str]) -> list[str]:
     return sorted(found)
 
 
-TRAVELLERS = [m for m in MODULES if _outer(m) in bundle.TRAVELS] + ["orchestrator.__main__"]
+TRAVELLERS = [m for m in MODULES if _outer(m) in bundle.BUNDLED_ROOMS] + ["orchestrator.__main__"]
 
 
 def test_every_module_lies_in_a_room() -> None:
@@ -416,7 +416,7 @@ def _is_of_the_rank(module: str, one: Import) -> bool:
 
 
 def test_the_bundle_holds_the_rooms_that_travel_and_nothing_else() -> None:
-    held = {name for name in bundle.contents() if name != "__main__.py"}
+    held = {name for name in bundle.bundled_files() if name != "__main__.py"}
     whole = {str(MODULES[module].relative_to(ROOT)) for module in ("orchestrator", *TRAVELLERS)}
     assert held == whole
     assert {str(MODULES[module].relative_to(ROOT)) for module in _closure(TRAVELLERS)} <= held

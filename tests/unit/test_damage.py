@@ -21,19 +21,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.checkpoints.ledger import Ledger
-from orchestrator.core.checkpoints.save import (
-    START,
-    Closing,
+from orchestrator.core.checkpoints.checkpoint import (
+    START_PREFIX,
+    CheckpointFile,
+    CheckpointState,
+    CompletionReason,
     Content,
+    FileLocation,
     Format,
     GroupReading,
-    Need,
-    Part,
-    Piece,
-    Place,
-    SaveState,
+    HostPart,
+    RequiredFile,
 )
+from orchestrator.core.checkpoints.ledger import Ledger
 from orchestrator.core.jobdir import home, start_folder
 from orchestrator.core.jobdir.layout import JobDir
 from tests.support import fake_slurm, folders, jobs, verbs
@@ -168,7 +168,7 @@ def _furnished(job: JobDir) -> JobDir:
     }.items():  # fmt: skip
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    start_folder.note_brought(job, [Path("train.py")])
+    start_folder.record_snapshot_files(job, [Path("train.py")])
     _enter_saves(job)
     os.utime(job.plan, (jobs.BEGAN_S, jobs.BEGAN_S))  # its submit is long over
     return job
@@ -176,25 +176,36 @@ def _furnished(job: JobDir) -> JobDir:
 
 def _enter_saves(job: JobDir) -> None:
     """Enter what a job has saved: one that is whole, one that is torn, and one that is being written."""
-    place, about = Place("", str(job.checkpoints)), (job.checkpoints / "step-5.pt").stat()
-    piece = Piece("step-5.pt", about.st_size, about.st_mtime_ns, "0" * 64)
+    place, about = FileLocation("", str(job.checkpoints)), (job.checkpoints / "step-5.pt").stat()
+    piece = CheckpointFile("step-5.pt", about.st_size, about.st_mtime_ns, "0" * 64)
     state = GroupReading(
-        Format.DCP, Content.STATE, True, ("step-9/.metadata is cut off",), needs=(Need("step-9/a", 5, "b"),)
+        Format.DCP,
+        Content.STATE,
+        True,
+        ("step-9/.metadata is cut off",),
+        needs=(RequiredFile("step-9/a", 5, "b"),),
     )
-    part = Part("node-0", str(job.checkpoints), 9, (Piece("step-9/.metadata", 1, 1),), state, Closing.STEPS)
-    there = Piece("out/last.pt", 2, (job.code / "out" / "last.pt").stat().st_mtime_ns)
+    part = HostPart(
+        "node-0",
+        str(job.checkpoints),
+        9,
+        (CheckpointFile("step-9/.metadata", 1, 1),),
+        state,
+        CompletionReason.STEPS,
+    )
+    there = CheckpointFile("out/last.pt", 2, (job.code / "out" / "last.pt").stat().st_mtime_ns)
     book = Ledger(job.root, job.ledger)
     for save in (
         saved(1, main="step-5.pt", pieces=(piece,), places=(place,), step=5),
-        saved(2, main="step-8", state=SaveState.TORN, why="step-8/a.pt is cut off", places=(place,)),
+        saved(2, main="step-8", state=CheckpointState.TORN, why="step-8/a.pt is cut off", places=(place,)),
         saved(
             4,
             main="out/last.pt",
-            key=f"{START}out/last.pt",
+            key=f"{START_PREFIX}out/last.pt",
             pieces=(there,),
-            places=(Place("", str(job.code)),),
+            places=(FileLocation("", str(job.code)),),
         ),
-        saved(3, main="step-9", state=SaveState.OPEN, step=None, parts=(part,)),
+        saved(3, main="step-9", state=CheckpointState.OPEN, step=None, parts=(part,)),
     ):
         book.put(save)
     book.flush()
@@ -228,7 +239,7 @@ def _try_every_verb(template: Path, name: str, damage: Damage) -> None:
         place = Path(folder) / "home"
         shutil.copytree(template, place)
         patch.setenv("ORCH_HOME", str(place))
-        job = next(one for one in home.jobs(place) if one.id.startswith("broken-"))
+        job = next(one for one in home.list_jobs(place) if one.id.startswith("broken-"))
         with _held(job.lock):
             is_asked = not (job.root / "slurm.json").exists() and job.lock.exists()
             harm(job.root / name, damage)
@@ -244,7 +255,7 @@ def _try_every_verb(template: Path, name: str, damage: Damage) -> None:
 
 
 def _names(template: Path) -> list[str]:
-    root = next(one for one in home.jobs(template) if one.id.startswith("broken-")).root
+    root = next(one for one in home.list_jobs(template) if one.id.startswith("broken-")).root
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
@@ -282,7 +293,7 @@ def test_a_damaged_status_does_not_hide_the_post_mortem(
     template: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORCH_HOME", str(template))
-    job = next(one for one in home.jobs(template) if one.id.startswith("broken-"))
+    job = next(one for one in home.list_jobs(template) if one.id.startswith("broken-"))
     with _held(job.lock):
         job.state.write_text("{}")
         code, out = verbs.checked(["why", job.id])

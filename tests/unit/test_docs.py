@@ -21,16 +21,16 @@ from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.model.rank_facts import RankState
 from orchestrator.cli.group import JOB_FAILED, NEEDS_A_PERSON, TIME_IS_OVER, cli
 from orchestrator.client import post_mortem, stacks
-from orchestrator.core.checkpoints.save import SaveState
+from orchestrator.core.checkpoints.checkpoint import CheckpointState
 from orchestrator.core.errors import INTERRUPTED, ClusterError, UserError
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.planned import Limits, PlannedNode
+from orchestrator.core.plan_types import Limits, PlannedNode
 from orchestrator.core.settings.rank_env import NodePlan, rank_env
 from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
-from orchestrator.journal.journal_file import Entry
+from orchestrator.journal.journal_file import JournalEntry
 from orchestrator.spec import load
 from orchestrator.spec.value_types import Occasion
 from orchestrator.supervisor import status as status_object
@@ -249,11 +249,11 @@ def test_the_exit_codes_are_those_of_the_code() -> None:
 def test_the_states_are_those_of_the_code() -> None:
     assert _first_cells(REFERENCE, "state") == list(cells.STYLES)
     assert set(status_file.ENDED) == {end.value for end in d.JobEnd} <= set(cells.STYLES)
-    assert _first_cells(REFERENCE, "state of a checkpoint") == [state.value for state in SaveState]
+    assert _first_cells(REFERENCE, "state of a checkpoint") == [state.value for state in CheckpointState]
 
 
 def test_every_kind_of_verdict_is_explained() -> None:
-    assert sorted(_first_cells(FAILURES, "kind")) == sorted(kind.value for kind in d.Kind)
+    assert sorted(_first_cells(FAILURES, "kind")) == sorted(kind.value for kind in d.VerdictKind)
 
 
 def test_error_messages_that_are_explained_exist() -> None:
@@ -292,7 +292,7 @@ def test_messages_of_slurm_jobs_that_are_explained_exist() -> None:
 
 def test_reasons_why_a_job_waits_that_are_explained_are_told_with_a_fix() -> None:
     for reason in _first_cells(SLURM, "reason"):
-        assert command_output.say(QueueJob("7", "PENDING", reason), "t-1").fix, reason
+        assert command_output.describe_job(QueueJob("7", "PENDING", reason), "t-1").fix, reason
 
 
 def test_what_slurm_is_said_to_be_asked_for_is_what_it_is_asked_for() -> None:
@@ -326,7 +326,7 @@ def test_the_reference_names_every_key_of_the_json_outputs() -> None:
     made = Brain()
     made.learn(jobs.planned(_plan()))
     now = status_object.Now(0.0, 0.0)
-    status = status_file.as_json(status_object.status(_plan(), made.facts, now, {}))
+    status = status_file.to_json(status_object.status(_plan(), made.facts, now, {}))
     why = post_mortem.why(_plan(), jobs.record(_one_crash()))
     attempt = why["attempts"][0]
     rank = stacks.rank_json(brain_story.look(0), "node-0")
@@ -335,12 +335,22 @@ def test_the_reference_names_every_key_of_the_json_outputs() -> None:
     assert [key for key in keys if f"`{key}`" not in REFERENCE] == []
 
 
-def _one_crash() -> list[Entry]:
+def _one_crash() -> list[JournalEntry]:
     """Return the journal of a job whose only attempt got a verdict."""
-    verdict = d.Verdict(d.Kind.CRASH, (0,), "node-0", "s", (), d.Signature(d.Kind.CRASH), None, 0.0, False)
+    verdict = d.Verdict(
+        d.VerdictKind.CRASH,
+        (0,),
+        "node-0",
+        "s",
+        (),
+        d.FailureSignature(d.VerdictKind.CRASH),
+        None,
+        0.0,
+        False,
+    )
     news: tuple[News, ...] = (
         jobs.planned(_plan()),
         d.BeginAttempt(0.0, "submitted", 1, None),
         d.Judge(1.0, "s", 1, verdict),
     )
-    return [Entry(number, 0.0, 0.0, "", "", 0, one) for number, one in enumerate(news, 1)]
+    return [JournalEntry(number, 0.0, 0.0, "", "", 0, one) for number, one in enumerate(news, 1)]

@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.cli import group
+from orchestrator.core.checkpoints.checkpoint import CheckpointState
 from orchestrator.core.checkpoints.ledger import Ledger
-from orchestrator.core.checkpoints.save import SaveState
 from orchestrator.spec.model import JobSpec
 from tests.support import folders, jobs, verbs
 from tests.support.saved_files import saved
@@ -61,7 +61,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folders.failed(place / "home", "broken", jobs.BEGAN_S)
     done = folders.succeeded(place / "home", "done", jobs.BEGAN_S + 60)
     book = Ledger(done.root, done.ledger)
-    book.put(saved(1, main="step-9", state=SaveState.TORN, why="step-9/a.pt is cut off"))
+    book.put(saved(1, main="step-9", state=CheckpointState.TORN, why="step-9/a.pt is cut off"))
     book.flush()
     (done.checkpoints / "step-9.pt").write_bytes(b"PK\x03\x04")
     (place / "train.py").write_text("")

@@ -13,7 +13,7 @@ MUTATIONS = (
         "tests/unit/backends/test_local.py::test_an_agent_is_told_its_token_on_standard_input_alone"),
     Mutation("strict host keys are not asked for", "orchestrator/backends/ssh/connect/known_hosts.py", 'if policy == "accept-new":', "if True:",
         "tests/ssh/test_ssh_hostkeys.py::test_an_unknown_key_is_refused_with_the_command_that_adds_it"),
-    Mutation("a revoked host key is good", "orchestrator/backends/ssh/connect/known_hosts.py", 'if known.marker == "@revoked" and known.key == text:', "if False:",
+    Mutation("a revoked host key is good", "orchestrator/backends/ssh/connect/known_hosts.py", 'if known.marker == "@revoked" and known.key == key_text:', "if False:",
         "tests/ssh/test_ssh_hostkeys.py::test_a_revoked_key_is_refused_even_when_it_is_known"),
     Mutation("the host's key is not checked", "orchestrator/backends/ssh/connect/connection.py", "known_hosts.check(target, transport.get_remote_server_key(), host_keys)", "pass",
         "tests/ssh/test_ssh_connection.py::test_an_unknown_host_is_refused_and_the_command_that_is_named_lets_it_in"),
@@ -25,6 +25,6 @@ MUTATIONS = (
         "tests/ssh/test_ssh_copying.py::test_a_file_that_comes_damaged_is_copied_once_more_and_then_given_up"),
     Mutation("an older Slurm job acts for the job", "orchestrator/backends/slurm/allocation.py", "if ids[-1] != job_id:", "if False:",
         "tests/unit/backends/slurm/test_backend.py::test_an_allocation_is_ours_only_if_it_is_the_jobs_present_one"),
-    Mutation("an agent that is coming up is launched again", "orchestrator/backends/slurm/backend.py", "if step is not None and step.seen[config.node].fate is Fate.COMING:", "if False:",
+    Mutation("an agent that is coming up is launched again", "orchestrator/backends/slurm/backend.py", "if step is not None and step.tasks[config.node].state is TaskState.COMING:", "if False:",
         "tests/unit/backends/slurm/test_backend.py::test_what_is_launched_in_one_round_is_one_srun_that_is_told_on_standard_input"),
 )  # fmt: skip

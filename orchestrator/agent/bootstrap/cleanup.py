@@ -14,36 +14,36 @@ import time
 from pathlib import Path
 
 from orchestrator.agent.bootstrap import job_folder
-from orchestrator.agent.bootstrap.replies import fault
-from orchestrator.agent.process import keeper
+from orchestrator.agent.bootstrap.replies import request_failure
+from orchestrator.agent.process import agent_monitor
 from orchestrator.core import codec
 from orchestrator.core.host import process_tags, procfs
 from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import bootstrap as w
 
-LEAVE_S_MAX = 10.0
+EXIT_S_MAX = 10.0
 """How long a monitor and its agent may take after TERM; then both are killed."""
 
 POLL_S = 0.05
-KEEPERS_MAX = 10_000
+NODES_MAX = 10_000
 
 DELETES_MAX = 5
-DELETE_AGAIN_S = 0.2
+DELETE_RETRY_S = 0.2
 """How often, and at what interval, deleting a folder is tried while a process still writes to it."""
 
 
 def clean_up(request: w.CleanUp) -> w.CleanedUp:
     """End the job's processes on this host and delete its folder. Raises RequestFailed when it cannot be deleted."""
-    job = job_folder.resolved(request.root)
+    job = job_folder.resolve(request.root)
     if job.id != request.job or not job.id:
         raise w.RequestFailed("folder", f"{job.root} is not the folder of job {request.job}")
-    job_folder.require_own(job)
+    job_folder.require_ownership(job)
     nodes = _nodes(job)
     for node in nodes:
-        _end(job, node)
-    tags = [process_tags.of(job.root, node) for node in nodes]
-    surviving = [pid for tag in tags for pid in keeper.clean_up_processes(tag)]
+        _end_monitor(job, node)
+    tags = [process_tags.make_tag(job.root, node) for node in nodes]
+    surviving = [pid for tag in tags for pid in agent_monitor.clean_up_processes(tag)]
     if not job.root.is_dir() or job.secrets.exists() or job.journal.exists():
         return w.CleanedUp("")  # it is gone, or the one that the job was submitted from
     living = [node for node in nodes if locks.is_held(job.node(node) / "agent.lock")]
@@ -54,7 +54,7 @@ def clean_up(request: w.CleanUp) -> w.CleanedUp:
     try:
         _delete(job.root)
     except OSError as err:
-        raise fault("folder", err, job.root) from err
+        raise request_failure("folder", err, job.root) from err
     _remove_if_empty(job.root.parent)
     return w.CleanedUp("")
 
@@ -70,38 +70,38 @@ def _delete(folder: Path) -> None:
         except OSError as err:
             if err.errno != errno.ENOTEMPTY or not tries_left:
                 raise
-        time.sleep(DELETE_AGAIN_S)
+        time.sleep(DELETE_RETRY_S)
 
 
 def _nodes(job: JobDir) -> list[str]:
     try:
-        return sorted(os.listdir(job.root / "nodes"))[:KEEPERS_MAX]  # noqa: PTH208 -- names are what is wanted
+        return sorted(os.listdir(job.root / "nodes"))[:NODES_MAX]  # noqa: PTH208 -- names are what is wanted
     except OSError:
         return []
 
 
-def _end(job: JobDir, node: str) -> None:
+def _end_monitor(job: JobDir, node: str) -> None:
     """End the node's monitor with its agent, if they are on this host."""
-    proc = _keeper(job.node(node))
+    proc = _find_monitor(job.node(node))
     if proc is None:
         return
     _signal(proc.pid, signal.SIGTERM)
-    deadline_s = time.monotonic() + LEAVE_S_MAX
-    while procfs.alive(proc) and time.monotonic() < deadline_s:
+    deadline_s = time.monotonic() + EXIT_S_MAX
+    while procfs.is_alive(proc) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
-    if procfs.alive(proc):
-        for pid in (proc.pid, *process_tags.descendants(proc.pid, process_tags.of(job.root, node))):
+    if procfs.is_alive(proc):
+        for pid in (proc.pid, *process_tags.descendants(proc.pid, process_tags.make_tag(job.root, node))):
             _signal(pid, signal.SIGKILL)
 
 
-def _keeper(folder: Path) -> procfs.Proc | None:
+def _find_monitor(folder: Path) -> procfs.Proc | None:
     """Return the monitor whose record is in `folder`, if it lives on this host."""
     try:
         record = codec.loads_plain((folder / "agent.json").read_bytes())
         proc = procfs.Proc(int(record["pid"]), int(record["start_ticks"]))
     except (OSError, codec.CodecError, KeyError, TypeError, ValueError):
         return None
-    return proc if record.get("boot_id") == procfs.boot_id() and procfs.alive(proc) else None
+    return proc if record.get("boot_id") == procfs.boot_id() and procfs.is_alive(proc) else None
 
 
 def _signal(pid: int, signum: int) -> None:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from orchestrator.agent.bootstrap import fork, job_folder
-from orchestrator.agent.bootstrap.replies import Replies, fault
+from orchestrator.agent.bootstrap.replies import Replies, request_failure
 from orchestrator.core import codec
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import locks, ownership
@@ -32,9 +32,9 @@ UP_S_MAX = 10.0
 LOG_TAIL_BYTES = 4096
 LOG_TAIL_LINES = 5
 
-_REQUESTS = codec.by_kind(w.Request)
-_STEPS = codec.by_kind(w.Step)
-_REPLIES = codec.by_kind(w.Word)
+_REQUESTS = codec.classes_by_kind(w.HostRequest)
+_STEPS = codec.classes_by_kind(w.CheckStep)
+_REPLIES = codec.classes_by_kind(w.Reply)
 
 
 def main(mark: str, line: bytes, bundle: bytes, bundle_fd: int) -> int:
@@ -43,13 +43,13 @@ def main(mark: str, line: bytes, bundle: bytes, bundle_fd: int) -> int:
     `bundle` is the archive that this code was imported from, open as `bundle_fd`.
     """
     replies = Replies(mark, sys.stdin.buffer)
-    ownership.close_to_others()
+    ownership.restrict_umask()
     try:
         match codec.loads_kind(_REQUESTS, line):
-            case w.Launch() as request:
+            case w.LaunchAgent() as request:
                 _launch(request, bundle, bundle_fd, replies)
-            case w.Reach() as request:
-                replies.send(_reach(request))
+            case w.QueryAgent() as request:
+                replies.send(_redirect_agent(request))
             case w.CleanUp() as request:
                 from orchestrator.agent.bootstrap import cleanup
 
@@ -58,90 +58,90 @@ def main(mark: str, line: bytes, bundle: bytes, bundle_fd: int) -> int:
                 from orchestrator.agent.bootstrap import survey
 
                 replies.send(survey.survey(request))
-                _visit(replies)
+                _serve_steps(replies)
     except w.RequestFailed as failure:
         replies.send(failure.reply)
         return 1
     except (BrokenPipeError, EOFError):
         return 1  # the launcher is gone
     except OSError as err:
-        replies.send(fault("folder", err, "").reply)
+        replies.send(request_failure("folder", err, "").reply)
         return 1
     return 0
 
 
-def _launch(request: w.Launch, bundle: bytes, bundle_fd: int, replies: Replies) -> None:
-    job = job_folder.resolved(request.root)
+def _launch(request: w.LaunchAgent, bundle: bytes, bundle_fd: int, replies: Replies) -> None:
+    job = job_folder.resolve(request.root)
     job_folder.check_space(job, request)
-    job_folder.open_at(job, request)
-    is_own = job_folder.is_own(job, request.config.token)
+    job_folder.create_folder(job, request)
+    is_own = job_folder.is_submit_folder(job, request.config.token)
     config = dataclasses.replace(
         request.config, root=str(job.root), ships=request.config.ships and not is_own
     )
     has_rsync = shutil.which("rsync") is not None
     notes = (f"{job.root} is the job's own folder there too: nothing is copied",) if is_own else ()
-    placed = w.Placed(str(job.root), config.ships, has_rsync, procfs.boot_id(), notes)
+    placed = w.FolderReady(str(job.root), config.ships, has_rsync, procfs.boot_id(), notes)
     if is_own:
         replies.send(placed)
     else:
-        job_folder.fill(job, request, bundle, replies, placed)
-    replies.send(w.CopiedHere())
-    _bring_up(job, config, bundle_fd, replies)
+        job_folder.install(job, request, bundle, replies, placed)
+    replies.send(w.FilesVerified())
+    _start_monitor(job, config, bundle_fd, replies)
 
 
-def _visit(replies: Replies) -> None:
+def _serve_steps(replies: Replies) -> None:
     """Answer the steps of a check, a line each, until the launcher closes; what they have opened is closed."""
-    from orchestrator.agent.host import steps
+    from orchestrator.agent.host import check_steps
 
-    here = steps.here()
+    steps = check_steps.create_steps()
     try:
         while line := replies.next_line(w.STEP_S_MAX):
-            replies.send(here.run(codec.loads_kind(_STEPS, line)))
+            replies.send(steps.run(codec.loads_kind(_STEPS, line)))
     finally:
-        here.close()
+        steps.close()
 
 
-def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, replies: Replies) -> None:
+def _start_monitor(job: JobDir, config: AgentConfig, bundle_fd: int, replies: Replies) -> None:
     """Start a monitor, forward its replies, and detach from it after `GO`; without `GO` it ends by itself."""
     log = job.node(config.node) / "agent.log"
     with log.open("ab") as file:
         begin_bytes = file.tell()
-        keeper = fork.fork_keeper(job, file.fileno(), bundle_fd)
+        monitor = fork.fork_monitor(job, file.fileno(), bundle_fd)
     try:
-        keeper.send(codec.dumps(config))
-        reply = _next_reply(keeper, LEASE_S_MAX, while_connected=True)
+        monitor.send(codec.dumps(config))
+        reply = _next_reply(monitor, LEASE_S_MAX, while_connected=True)
         replies.send(reply)
-        if isinstance(reply, w.Leased) and _received_go(replies, keeper):
-            keeper.send(w.GO.decode())
-            replies.send(_next_reply(keeper, UP_S_MAX, while_connected=False))
+        if isinstance(reply, w.Leased) and _received_go(replies, monitor):
+            monitor.send(w.GO.decode())
+            replies.send(_next_reply(monitor, UP_S_MAX, while_connected=False))
     except EOFError as err:
         output = _log_tail(log, begin_bytes) or "no output"
-        reason = f"the agent's monitor ended with code {keeper.wait(UP_S_MAX)}: {output}"
+        reason = f"the agent's monitor ended with code {monitor.wait(UP_S_MAX)}: {output}"
         raise w.RequestFailed("agent", reason, f"see its log there: {log}", "transient") from err
     finally:
-        keeper.detach()
+        monitor.detach()
 
 
-def _next_reply(keeper: fork.Keeper, wait_s: float, *, while_connected: bool) -> w.Word:
+def _next_reply(monitor: fork.AgentMonitor, wait_s: float, *, while_connected: bool) -> w.Reply:
     """Return the monitor's next reply, or a failure when none comes in time. Raises EOFError.
 
     `while_connected`: raises BrokenPipeError when the launcher's end closes in the meantime; it sends nothing at this
     stage.
     """
-    replies_fd = keeper.replies.fileno()
+    replies_fd = monitor.replies.fileno()
     ready = select.select([replies_fd, 0] if while_connected else [replies_fd], [], [], wait_s)[0]
     if not ready:
-        keeper.kill()
+        monitor.kill()
         return w.Failed("agent", f"the agent's monitor sent no reply for {wait_s:.0f} s", "", "transient")
     if replies_fd not in ready:
         raise BrokenPipeError("the launcher has gone")
-    reply: w.Word = codec.loads_kind(_REPLIES, keeper.receive())
+    reply: w.Reply = codec.loads_kind(_REPLIES, monitor.receive())
     return reply
 
 
-def _received_go(replies: Replies, keeper: fork.Keeper) -> bool:
+def _received_go(replies: Replies, monitor: fork.AgentMonitor) -> bool:
     """Wait for `GO`, as long as the monitor does. Raises EOFError when the monitor ends before."""
-    replies_fd = keeper.replies.fileno()
+    replies_fd = monitor.replies.fileno()
     ready = select.select([0, replies_fd], [], [], w.GO_S_MAX)[0]
     if replies_fd in ready:
         raise EOFError
@@ -157,10 +157,10 @@ def _log_tail(log: Path, begin_bytes: int) -> str:
     return " | ".join([line.strip() for line in lines if line.strip()][-LOG_TAIL_LINES:])
 
 
-def _reach(request: w.Reach) -> w.AgentSeen:
+def _redirect_agent(request: w.QueryAgent) -> w.AgentStatus:
     """Write the address that an agent is to dial, and return whether the agent lives."""
-    job = job_folder.resolved(request.root)
-    job_folder.require_own(job)
+    job = job_folder.resolve(request.root)
+    job_folder.require_ownership(job)
     node = job.node(request.node)
     is_alive = locks.is_held(node / "agent.lock")
     if request.endpoint and node.is_dir():
@@ -169,4 +169,4 @@ def _reach(request: w.Reach) -> w.AgentSeen:
         except OSError as err:
             raise w.RequestFailed("folder", f"{node}: {err.strerror}", "", "transient") from err
     log = node / "agent.log"
-    return w.AgentSeen(is_alive, procfs.boot_id(), _log_tail(log, 0) if log.is_file() else "")
+    return w.AgentStatus(is_alive, procfs.boot_id(), _log_tail(log, 0) if log.is_file() else "")

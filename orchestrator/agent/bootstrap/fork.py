@@ -25,7 +25,7 @@ WAIT_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Keeper:
+class AgentMonitor:
     """A monitor that was just started, with the pipes to and from it."""
 
     pid: int
@@ -69,7 +69,7 @@ class Keeper:
             self.orders.close()
 
 
-def fork_keeper(job: JobDir, log_fd: int, bundle_fd: int) -> Keeper:
+def fork_monitor(job: JobDir, log_fd: int, bundle_fd: int) -> AgentMonitor:
     """Fork a monitor that reads its configuration and replies over pipes, and writes the rest to its log."""
     orders_read, orders_write = os.pipe()
     replies_read, replies_write = os.pipe()
@@ -77,15 +77,15 @@ def fork_keeper(job: JobDir, log_fd: int, bundle_fd: int) -> Keeper:
     if pid:
         os.close(orders_read)
         os.close(replies_write)
-        return Keeper(pid, os.fdopen(orders_write, "wb"), os.fdopen(replies_read, "rb"))
+        return AgentMonitor(pid, os.fdopen(orders_write, "wb"), os.fdopen(replies_read, "rb"))
     code = 1
     try:
-        _become_keeper(job, (orders_read, replies_write, log_fd), bundle_fd)
-        from orchestrator.agent.process import agent, keeper  # other requests need neither
+        _become_monitor(job, (orders_read, replies_write, log_fd), bundle_fd)
+        from orchestrator.agent.process import agent, agent_monitor  # other requests need neither
 
         gc.freeze()
         gc.enable()
-        code = keeper.main(agent.run_agent, is_launched=True)
+        code = agent_monitor.main(agent.run_agent, is_launched=True)
     except BaseException:
         sys.excepthook = sys.__excepthook__
         sys.excepthook(*sys.exc_info())
@@ -96,7 +96,7 @@ def fork_keeper(job: JobDir, log_fd: int, bundle_fd: int) -> Keeper:
     raise AssertionError("the monitor exits above")
 
 
-def _become_keeper(job: JobDir, streams: tuple[int, int, int], bundle_fd: int) -> None:
+def _become_monitor(job: JobDir, streams: tuple[int, int, int], bundle_fd: int) -> None:
     os.setsid()
     for stream_fd, fd in enumerate(streams):
         os.dup2(fd, stream_fd)

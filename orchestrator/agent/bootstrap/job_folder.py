@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.agent.bootstrap.replies import Replies, fault
+from orchestrator.agent.bootstrap.replies import Replies, request_failure
 from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.durable import replace_bytes, replace_text
 from orchestrator.core.jobdir.layout import JobDir
@@ -31,13 +31,13 @@ SIBLINGS_MAX = 50
 
 LOCK_S_MAX = 600.0
 LOCK_POLL_S = 0.1
-WORKING_S = 2.0
+PROGRESS_S = 2.0
 """How often a long step reports that it is still in progress."""
 
 WRITE_TEST_BYTES = 4096
 
 
-def resolved(root: str) -> JobDir:
+def resolve(root: str) -> JobDir:
     """Return the job's folder, absolute on this host. Raises RequestFailed."""
     path = Path(root)
     with contextlib.suppress(RuntimeError):
@@ -47,7 +47,7 @@ def resolved(root: str) -> JobDir:
     )
 
 
-def is_own(job: JobDir, token: str) -> bool:
+def is_submit_folder(job: JobDir, token: str) -> bool:
     """Return whether this is the folder that the job was submitted from."""
     try:
         return is_token(token) and (job.secrets / "token").read_text().strip() == token
@@ -55,24 +55,24 @@ def is_own(job: JobDir, token: str) -> bool:
         return False
 
 
-def require_own(job: JobDir) -> None:
+def require_ownership(job: JobDir) -> None:
     """Raise RequestFailed unless the job's folder, if it exists, and all that is used in it belong to this user alone."""
     if job.root.is_symlink() or job.root.exists():
-        error = ownership.fault_within(job.root)
+        error = ownership.find_fault_within(job.root)
         if error is not None:
             raise w.RequestFailed("folder", f"{error.where}: {error.what}", error.fix)
 
 
-def check_space(job: JobDir, request: w.Launch) -> None:
+def check_space(job: JobDir, request: w.LaunchAgent) -> None:
     """Check that the disk has room for what is missing, before anything is written. Raises RequestFailed."""
     try:
-        disk = os.statvfs(nearest(job.root))
+        disk = os.statvfs(nearest_existing(job.root))
         needed_bytes = _missing_bytes(job, request) + SPARE_BYTES
     except OSError as err:
-        raise fault("folder", err, job.root) from err
+        raise request_failure("folder", err, job.root) from err
     free_bytes = disk.f_bavail * disk.f_frsize
     if free_bytes < needed_bytes:
-        reason = f"{megabytes(free_bytes)} MB free in {job.root}, {megabytes(needed_bytes)} MB needed"
+        reason = f"{format_megabytes(free_bytes)} MB free in {job.root}, {format_megabytes(needed_bytes)} MB needed"
         raise w.RequestFailed(
             "folder", reason, "free some space there, or set ssh.remote_dir to a larger disk"
         )
@@ -81,38 +81,40 @@ def check_space(job: JobDir, request: w.Launch) -> None:
         raise w.RequestFailed("folder", reason, "remove files there, or set ssh.remote_dir to another disk")
 
 
-def _missing_bytes(job: JobDir, request: w.Launch) -> int:
+def _missing_bytes(job: JobDir, request: w.LaunchAgent) -> int:
     code_bytes = 0 if job.code.is_dir() else request.code.size_bytes + request.unpacked_bytes
     return code_bytes + (0 if job.bundle.exists() else request.bundle.size_bytes)
 
 
-def nearest(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     """Return the longest existing part of `path`, which may be a file."""
     parts = (path, *path.parents)
     return next(part for part in parts if os.path.exists(part) or part == part.parent)  # noqa: PTH110 -- never raises
 
 
-def open_at(job: JobDir, request: w.Launch) -> None:
+def create_folder(job: JobDir, request: w.LaunchAgent) -> None:
     """Create the job folder and the node's own folder in it, and check that they are writable. Raises RequestFailed."""
     config = request.config
     node = job.node(config.node)
     try:
         job.root.parent.mkdir(parents=True, exist_ok=True)
         job.root.mkdir(mode=0o700, exist_ok=True)  # files that other programs copy into it have any mode
-        require_own(job)
+        require_ownership(job)
         for folder in (node, job.checkpoints, job.logs):
             folder.mkdir(parents=True, exist_ok=True)
         replace_bytes(node / "write-test", bytes(WRITE_TEST_BYTES))
         (node / "write-test").unlink(missing_ok=True)
         replace_text(node / "endpoint", f"{config.address}\n", durable=False)
     except OSError as err:
-        raise fault("folder", err, job.root) from err
+        raise request_failure("folder", err, job.root) from err
 
 
-def fill(job: JobDir, request: w.Launch, bundle: bytes, replies: Replies, placed: w.Placed) -> None:
+def install(
+    job: JobDir, request: w.LaunchAgent, bundle: bytes, replies: Replies, placed: w.FolderReady
+) -> None:
     """Copy bundle and code into the folder, unless they are there. Raises RequestFailed, EOFError."""
     try:
-        with _locked(job, replies):
+        with _hold_folder_lock(job, replies):
             replies.send(placed)
             if _sha256(job.bundle) != request.bundle.sha256:
                 replace_bytes(job.bundle, bundle)
@@ -121,11 +123,11 @@ def fill(job: JobDir, request: w.Launch, bundle: bytes, replies: Replies, placed
     except BrokenPipeError:
         raise
     except OSError as err:
-        raise fault("copy", err, job.root) from err
+        raise request_failure("copy", err, job.root) from err
 
 
 @contextlib.contextmanager
-def _locked(job: JobDir, replies: Replies) -> Iterator[None]:
+def _hold_folder_lock(job: JobDir, replies: Replies) -> Iterator[None]:
     """Hold the lock for work in the folder, on any host. Raises RequestFailed when another launch holds it for `LOCK_S_MAX`."""
     deadline_s = time.monotonic() + LOCK_S_MAX
     progress = _Progress(replies, "waiting for another launch in the same folder")
@@ -134,7 +136,7 @@ def _locked(job: JobDir, replies: Replies) -> Iterator[None]:
     try:
         while not locks.acquire(fd, LOCK_POLL_S, LOCK_POLL_S):
             if time.monotonic() > deadline_s:
-                reason = f"another launch{locks.by_whom(lock)} has held {lock} for {LOCK_S_MAX:.0f} s"
+                reason = f"another launch{locks.holder_text(lock)} has held {lock} for {LOCK_S_MAX:.0f} s"
                 raise w.RequestFailed("folder", reason, "", "transient")
             progress.report()
         locks.sign(fd)
@@ -149,15 +151,15 @@ class _Progress:
     def __init__(self, replies: Replies, what: str) -> None:
         self._replies = replies
         self._what = what
-        self._due_s = time.monotonic() + WORKING_S
+        self._due_s = time.monotonic() + PROGRESS_S
 
     def report(self) -> None:
         if time.monotonic() >= self._due_s:
-            self._due_s = time.monotonic() + WORKING_S
+            self._due_s = time.monotonic() + PROGRESS_S
             self._replies.send(w.Working(self._what))
 
 
-def megabytes(size_bytes: int) -> str:
+def format_megabytes(size_bytes: int) -> str:
     """Return a size for people, in MB."""
     return f"{size_bytes / 1e6:.1f}"
 
@@ -167,8 +169,8 @@ def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
-            while piece := file.read(1 << 20):
-                digest.update(piece)
+            while block := file.read(1 << 20):
+                digest.update(block)
     except OSError:
         return ""
     return digest.hexdigest()

@@ -18,7 +18,7 @@ from orchestrator.core.wire import bootstrap as w
 SILENT_S_MAX = 120
 """How long either end may be silent; the launch script sets the first alarm."""
 
-PIECE_BYTES = 256 * 1024
+BLOCK_BYTES = 256 * 1024
 
 
 class Replies:
@@ -28,7 +28,7 @@ class Replies:
         self._mark = mark
         self._source = source
 
-    def send(self, reply: w.Word) -> None:
+    def send(self, reply: w.Reply) -> None:
         """Send a reply. Raises BrokenPipeError when the launcher is gone."""
         signal.alarm(SILENT_S_MAX)
         data = f"\n{self._mark} {codec.dumps_kind(reply)}\n".encode("utf-8", "surrogateescape")
@@ -40,13 +40,13 @@ class Replies:
         digest = hashlib.sha256()
         left_bytes = size_bytes
         while left_bytes:
-            piece = self._source.read(min(left_bytes, PIECE_BYTES))
-            if not piece:
+            block = self._source.read(min(left_bytes, BLOCK_BYTES))
+            if not block:
                 raise EOFError
             signal.alarm(SILENT_S_MAX)
-            digest.update(piece)
-            target.write(piece)
-            left_bytes -= len(piece)
+            digest.update(block)
+            target.write(block)
+            left_bytes -= len(block)
         return digest.hexdigest()
 
     def next_line(self, silent_s_max: int) -> bytes:
@@ -61,7 +61,7 @@ class Replies:
         return self._source.readline(len(w.GO) + 1).strip() == w.GO
 
 
-def fault(stage: str, err: OSError, place: object) -> w.RequestFailed:
+def request_failure(stage: str, err: OSError, place: object) -> w.RequestFailed:
     """Return an OSError as a failed request with its fix."""
     where = err.filename or place
     reason = f"{where}: {(err.strerror or str(err)).lower()}"

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from orchestrator.agent.bootstrap import job_folder
-from orchestrator.agent.bootstrap.replies import fault
+from orchestrator.agent.bootstrap.replies import request_failure
 from orchestrator.agent.process import leases
 from orchestrator.core.errors import HostError
 from orchestrator.core.host import gpus, hardware, procfs
@@ -19,7 +19,7 @@ from orchestrator.core.wire import bootstrap as w
 def survey(request: w.SurveyHost) -> w.HostSurveyed:
     """Return what this host has for a job."""
     root, reason, fix = _try_folder(request.root)
-    nearest = job_folder.nearest(Path(root)) if root else Path("/")
+    nearest = job_folder.nearest_existing(Path(root)) if root else Path("/")
     disk = os.statvfs(nearest)
     return w.HostSurveyed(
         root=root,
@@ -31,36 +31,39 @@ def survey(request: w.SurveyHost) -> w.HostSurveyed:
         gpus=_gpus(),
         interfaces=tuple(name for _, name in socket.if_nameindex()),
         has_rsync=shutil.which("rsync") is not None,
-        program=_ranks_program(request.programs),
+        program=_find_program(request.programs),
         hardware=hardware.gather(os.environ),
-        held=leases.held(leases.Stock(gpus.here, os.cpu_count() or 1), procfs.text(Path("/proc/net/unix"))),
+        held=leases.list_held(
+            leases.LeaseCapacity(gpus.list_gpus, os.cpu_count() or 1),
+            procfs.read_text(Path("/proc/net/unix")),
+        ),
     )
 
 
-def _try_folder(written: str) -> tuple[str, str, str]:
+def _try_folder(folder: str) -> tuple[str, str, str]:
     """Return the folder's resolved path, and why it cannot be created, with the fix; empty texts for no fault."""
     try:
-        root = job_folder.resolved(written).root
+        root = job_folder.resolve(folder).root
     except w.RequestFailed as failure:
         return "", failure.reply.reason, failure.reply.fix
-    nearest = job_folder.nearest(root)
+    nearest = job_folder.nearest_existing(root)
     try:
         with tempfile.TemporaryFile(dir=nearest) as file:
             file.write(bytes(job_folder.WRITE_TEST_BYTES))
     except OSError as err:
-        fix = fault("folder", err, nearest).reply.fix
+        fix = request_failure("folder", err, nearest).reply.fix
         return str(root), f"{nearest}: {(err.strerror or str(err)).lower()}", fix
     return str(root), "", ""
 
 
 def _gpus() -> tuple[str, ...]:
     try:
-        return tuple(f"{gpu.id}: {gpu.model}" for gpu in gpus.here())
+        return tuple(f"{gpu.id}: {gpu.model}" for gpu in gpus.list_gpus())
     except HostError:
         return ()
 
 
-def _ranks_program(programs: tuple[str, ...]) -> str:
+def _find_program(programs: tuple[str, ...]) -> str:
     """Return the program that would run the ranks, empty without one. One in the code snapshot is not on the host yet."""
     for program in programs:
         if "/" in program and not program.startswith(("/", "~")):

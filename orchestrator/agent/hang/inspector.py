@@ -32,9 +32,9 @@ from orchestrator.agent.ranks.rank_start import STACK_SIGNAL
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import ownership
-from orchestrator.core.jobdir.durable import make_inside
+from orchestrator.core.jobdir.durable import make_subfolders
 from orchestrator.core.jobdir.layout import rank_name
-from orchestrator.core.shown import Frame
+from orchestrator.core.status_types import Frame
 from orchestrator.core.wire import reports
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ EVIDENCE_BYTES_MAX = 16 << 20
 """An evidence file of one attempt that is larger takes no later inspections."""
 
 POLL_S = 0.01
-_TOO_LONG = f"the inspection took longer than {INSPECTION_S_MAX:g} s: a file system that does not answer?"
+_TIMED_OUT = f"the inspection took longer than {INSPECTION_S_MAX:g} s: a file system that does not answer?"
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class Inspector:
         self._begin_ranks()
         self._gpus = futures.Future()
         with contextlib.suppress(RuntimeError):  # the limit of processes is reached
-            threading.Thread(target=self._note_gpus, args=(self._gpus,), daemon=True).start()
+            threading.Thread(target=self._record_gpus, args=(self._gpus,), daemon=True).start()
 
     @property
     def is_inspecting(self) -> bool:
@@ -124,13 +124,13 @@ class Inspector:
         self._begin_ranks()
         for job in self._jobs:
             if job.stacks is None:
-                self._take_stacks(job, past_s > STACKS_S_MAX)
+                self._start_thread(job, past_s > STACKS_S_MAX)
         missing = self._waiting or any(job.result is None for job in self._jobs)
         if missing and past_s <= INSPECTION_S_MAX:
             return None
         self._number = None
-        results = [job.result or _from_stacks(job) for job in self._jobs]
-        results += [_unanswered(rank.process) for rank in self._waiting]
+        results = [job.result or _describe_by_stacks(job) for job in self._jobs]
+        results += [_describe_busy(rank.process) for rank in self._waiting]
         return reports.Inspected(
             self.ranks.attempt, number, tuple(sorted(results, key=lambda result: result.rank))
         )
@@ -153,13 +153,15 @@ class Inspector:
         return int(text) if text.isdigit() else 0
 
     def _begin_rank(self, rank: _WatchedRank, tree: Mapping[int, list[int]]) -> _RankJob:
-        pids = python_stacks.processes(rank.process.pid, tree)
+        pids = python_stacks.rank_pids(rank.process.pid, tree)
         previous = rank.previous
-        own, tid = (previous.sample.pid, previous.sample.tid) if previous is not None else (pids[0], 0)
+        main_pid, tid = (previous.sample.pid, previous.sample.tid) if previous is not None else (pids[0], 0)
         # Measured before any request: what the answers cost is not the rank's own doing.
-        before = sample.measure(tuple(dict.fromkeys((own, *pids))), tid)
+        before = sample.measure(tuple(dict.fromkeys((main_pid, *pids))), tid)
         last = rank.process.counter.read()
-        stacks = python_stacks.ask(pids, rank.process.folder, int(STACK_SIGNAL), (last.pid, last.tid))
+        stacks = python_stacks.request_stacks(
+            pids, rank.process.folder, int(STACK_SIGNAL), (last.pid, last.tid)
+        )
         query = rank.client.start_query(last.pid or (previous.sample.pid if previous is not None else 0))
         return _RankJob(rank, before, stacks, query)
 
@@ -171,11 +173,11 @@ class Inspector:
             tree = procfs.children()
             self._jobs += [self._begin_rank(rank, tree) for rank in free]
 
-    def _take_stacks(self, job: _RankJob, is_due: bool) -> None:
+    def _start_thread(self, job: _RankJob, is_due: bool) -> None:
         """Start a rank's thread as soon as its stacks have arrived."""
-        stacks = python_stacks.answer(job.pending_stacks)
+        stacks = python_stacks.poll_stacks(job.pending_stacks)
         if stacks is None and is_due:
-            stacks = python_stacks.last_answer(job.pending_stacks)
+            stacks = python_stacks.collect_stacks(job.pending_stacks)
         if stacks is None:
             return
         until_s = self._began_s + INSPECTION_S_MAX - 2 * POLL_S
@@ -188,35 +190,35 @@ class Inspector:
         """Inspect one rank, in a thread of its own."""
         rank = job.rank
         if not stacks:
-            job.result = _gone(rank.process.rank)
+            job.result = _gone_inspection(rank.process.rank)
             return
         last = rank.process.counter.read()
         port = self.env.get("MASTER_PORT", "")
         now = sample.sample_rank(rank.process.rank, stacks, job.before, (last.pid, last.tid), port)
-        record = _by(job.flight_query, until_s)
-        threads = record.threads if record is not None and record.threads_of == now.pid else ""
-        now = sample.with_threads(now, threads)
-        context = self._context(job, now, record)
-        if now.gpu:
-            context = self._with_gpu(context, now.pid, until_s)
+        record = _await_result(job.flight_query, until_s)
+        threads = record.threads if record is not None and record.threads_pid == now.pid else ""
+        now = sample.add_threads(now, threads)
+        context = self._build_context(job, now, record)
+        if now.uses_gpu:
+            context = self._add_gpu_use(context, now.pid, until_s)
         result, rank.previous = classify.classify(now, context, rank.previous)
         with contextlib.suppress(OSError):  # a full disk costs the evidence files, not their summary
             text = _evidence_text(result, stacks, threads)
             self._append(f"{rank_name(result.rank)}-stacks.txt", text.encode(errors="replace"))
         job.result = result
 
-    def _context(
-        self, job: _RankJob, now: sample.RankSample, record: flight_recorder.FlightRecord | None
+    def _build_context(
+        self, job: _RankJob, now: sample.HangSample, record: flight_recorder.FlightRecord | None
     ) -> SampleContext:
         counter = job.rank.process.counter
         groups = counter.groups()
-        raised = failure.raised(job.rank.process.folder, now.pid)
+        raised = failure.read_raised(job.rank.process.folder, now.pid)
         is_exiting = counter.exiting_pid() in (now.pid, job.rank.process.pid)
         keys, counts = tuple(group.key for group in groups), counter.history()
         if record is None:
             reason = f"torch's flight recorder took longer than {INSPECTION_S_MAX:g} s"
             return SampleContext(
-                is_exiting, groups=keys, collective_counts=counts, unavailable=(reason,), raised=raised
+                is_exiting, groups=keys, collective_counts=counts, unavailable=(reason,), exception=raised
             )
         with contextlib.suppress(OSError):
             if record.trace:
@@ -224,28 +226,30 @@ class Inspector:
         last = {entry.group: entry for entry in record.entries if not entry.is_p2p}
         return SampleContext(
             is_exiting=is_exiting,
-            gil_held=record.gil_held if record.threads_of == now.pid else None,
-            raised=raised or (record.raised if record.threads_of == now.pid else None),
+            gil_held=record.gil_held if record.threads_pid == now.pid else None,
+            exception=raised or (record.exception if record.threads_pid == now.pid else None),
             collectives=record.collectives(groups, self.world_size, time.time_ns()),
-            on_device=any(not entry.done for entry in last.values()),
+            has_pending_collectives=any(not entry.done for entry in last.values()),
             groups=keys,
             collective_counts=counts,
-            mixed=flight_recorder.mixed(counter.step_ends(RING_STEPS), groups, record.entries),
+            groups_with_p2p=flight_recorder.find_groups_with_p2p(
+                counter.step_ends(RING_STEPS), groups, record.entries
+            ),
             unavailable=(record.unavailable,) if record.unavailable else (),
         )
 
-    def _with_gpu(self, context: SampleContext, pid: int, until_s: float) -> SampleContext:
-        use = _by(self._gpus, until_s)
+    def _add_gpu_use(self, context: SampleContext, pid: int, until_s: float) -> SampleContext:
+        use = _await_result(self._gpus, until_s)
         share, reason = (
-            use.share(pid) if use else (None, f"nvidia-smi took longer than {INSPECTION_S_MAX:g} s")
+            use.process_share(pid) if use else (None, f"nvidia-smi took longer than {INSPECTION_S_MAX:g} s")
         )
         unavailable = (*context.unavailable, reason) if reason else context.unavailable
         return dataclasses.replace(context, gpu_use=share, unavailable=unavailable)
 
     def _append(self, name: str, content: bytes) -> None:
         """Add to an evidence file, while it has room. Raises OSError."""
-        make_inside(self.folder.parents[1], self.folder)
-        with ownership.growing_file(self.folder / name) as file:
+        make_subfolders(self.folder.parents[1], self.folder)
+        with ownership.open_for_append(self.folder / name) as file:
             if file.tell() < EVIDENCE_BYTES_MAX:
                 file.write(content)
                 file.flush()
@@ -260,8 +264,8 @@ class Inspector:
         name = f"{rank_name(rank.process.rank)}-flight.jsonl"
         self._append(name, b'{"looked_at": "%b", %b}\n' % (looked_at, content))
 
-    def _note_gpus(self, query: futures.Future[gpu_use.GpuUse]) -> None:
-        use = gpu_use.gpu_use()
+    def _record_gpus(self, query: futures.Future[gpu_use.GpuUse]) -> None:
+        use = gpu_use.read_gpu_use()
         query.set_result(use)
         if use.text:
             text = f"{time.strftime('%H:%M:%S')}\n{use.text}\n"
@@ -269,7 +273,7 @@ class Inspector:
                 self._append(f"node-{self.ranks.node}-gpus.txt", text.encode(errors="replace"))
 
 
-def _by(answer: futures.Future[T], until_s: float) -> T | None:
+def _await_result(answer: futures.Future[T], until_s: float) -> T | None:
     """Return an answer that comes in time."""
     with contextlib.suppress(futures.TimeoutError):
         return answer.result(max(0.0, until_s - time.monotonic()))
@@ -283,48 +287,51 @@ def _evidence_text(
     head = f"{time.strftime('%H:%M:%S')} {result.activity.text}, still for {result.still_s:g} s: {result.why}{place}\n"
     reasons = "".join(f"lacking: {reason}\n" for reason in result.unavailable)
     bodies = (
-        f"pid {stack.pid}  state {stack.state}  sleeps in {stack.wchan or 'nothing'}\n{_in_order(stack.pid, stack.text)}"
+        f"pid {stack.pid}  state {stack.state}  sleeps in {stack.wchan or 'nothing'}\n{_format_dump(stack.pid, stack.text)}"
         for stack in stacks
     )
     others = (
-        f"\nall Python threads of pid {result.pid}, by torch\n{_in_order(result.pid, threads)}"
+        f"\nall Python threads of pid {result.pid}, by torch\n{_format_dump(result.pid, threads)}"
         if threads
         else ""
     )
     return head + reasons + "\n" + "\n".join(bodies) + others + "\n"
 
 
-def _in_order(pid: int, text: str) -> str:
+def _format_dump(pid: int, text: str) -> str:
     """Return a dump as a traceback; a text without a stack as it is."""
-    threads, began_s = [thread for thread in stack_dump.parse(text) if thread.frames], sample.started_s(pid)
-    return stack_dump.as_traceback(threads, lambda frame: sample.line_at(pid, frame, began_s)) or text
+    threads, began_s = (
+        [thread for thread in stack_dump.parse_dump(text) if thread.frames],
+        sample.start_time_s(pid),
+    )
+    return stack_dump.format_traceback(threads, lambda frame: sample.read_line(pid, frame, began_s)) or text
 
 
-def _gone(rank: int) -> observations.RankInspection:
-    return _unknown(rank, 0, "X", "gone")
+def _gone_inspection(rank: int) -> observations.RankInspection:
+    return _unknown_inspection(rank, 0, "X", "gone")
 
 
-def _from_stacks(job: _RankJob) -> observations.RankInspection:
+def _describe_by_stacks(job: _RankJob) -> observations.RankInspection:
     """Describe a rank that could not be inspected in time by its stacks alone."""
     process = job.rank.process
-    stacks = job.stacks or python_stacks.last_answer(job.pending_stacks)
+    stacks = job.stacks or python_stacks.collect_stacks(job.pending_stacks)
     if not stacks:
-        return _gone(process.rank)
+        return _gone_inspection(process.rank)
     first = stacks[0]
-    main = stack_dump.own_stack(first.text)
+    main = stack_dump.dumped_stack(first.text)
     frames = main.frames if main is not None else ()
-    return _unknown(process.rank, first.pid, first.state, _TOO_LONG, frames, (_TOO_LONG,))
+    return _unknown_inspection(process.rank, first.pid, first.state, _TIMED_OUT, frames, (_TIMED_OUT,))
 
 
-def _unanswered(process: RankProcess) -> observations.RankInspection:
+def _describe_busy(process: RankProcess) -> observations.RankInspection:
     """Describe a rank that the previous inspection is still busy with."""
     stat = procfs.stat(process.pid)
     if stat is None:
-        return _gone(process.rank)
-    return _unknown(process.rank, process.pid, stat.state, _TOO_LONG, (), (_TOO_LONG,))
+        return _gone_inspection(process.rank)
+    return _unknown_inspection(process.rank, process.pid, stat.state, _TIMED_OUT, (), (_TIMED_OUT,))
 
 
-def _unknown(
+def _unknown_inspection(
     rank: int,
     pid: int,
     state: str,
@@ -333,8 +340,8 @@ def _unknown(
     unavailable: tuple[str, ...] = (),
 ) -> observations.RankInspection:
     """Return the inspection of a rank of which only its frames, if any, are known."""
-    stack, inside = stack_frames.shown(frames)
+    stack, inside = stack_frames.format_frames(frames)
     return observations.RankInspection(
-        rank, pid, state, observations.Activity.UNKNOWN, 0.0, stack_frames.where(frames), why,
-        stack_frames.phase(frames), stack, (), (), (), unavailable, inside=inside,
+        rank, pid, state, observations.Activity.UNKNOWN, 0.0, stack_frames.find_place(frames), why,
+        stack_frames.find_phase(frames), stack, (), (), (), unavailable, inside=inside,
     )  # fmt: skip

@@ -84,7 +84,7 @@ _LIMIT_ADDRESS = {
 POLLS = frozenset({"poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2"})
 NETWORK = POLLS | {"read", "readv", "recvfrom", "recvmsg"}
 LOCKS = frozenset({"flock", "fcntl"})
-_FRAIL = frozenset(
+_ENDED_BY_SIGNALS = frozenset(
     {"pause", "rt_sigsuspend", "rt_sigtimedwait", "semop", "semtimedop", "msgrcv", "msgsnd", "io_getevents"}
 )
 _FD_FIRST = READS | WRITES | LOCKS | {"ioctl", "connect"}
@@ -106,7 +106,7 @@ class Wait:
     # Its time limit: None without one, 0 where there is one that is not known.
     limit_s: float | None
     # It waits only for time to pass.
-    asleep: bool
+    is_sleeping: bool
     wchan: str
     # What could not be read, and why.
     unavailable: str
@@ -116,12 +116,12 @@ class Wait:
     port: int = 0
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the thread is outside any system call, as far as /proc shows it."""
         return not self.call and not self.unavailable
 
     @property
-    def for_ever(self) -> bool:
+    def is_unlimited(self) -> bool:
         """Whether the thread waits without a time limit."""
         return self.call != "" and self.limit_s is None
 
@@ -130,10 +130,10 @@ NO_WAIT = Wait("", "", (), None, False, "", "")
 """The wait of a thread that runs, or that is not known."""
 
 
-def wait_of(pid: int, tid: int) -> Wait:
+def read_wait(pid: int, tid: int) -> Wait:
     """Return what a thread of a process waits for."""
     task = procfs.PROC / str(pid) / "task" / str(tid)
-    wchan = procfs.text(task / "wchan").strip()
+    wchan = procfs.read_text(task / "wchan").strip()
     wchan = "" if wchan == "0" else wchan
     try:
         text = (task / "syscall").read_text()
@@ -142,18 +142,18 @@ def wait_of(pid: int, tid: int) -> Wait:
         return Wait("", "", (), None, False, wchan, unavailable)
     except OSError as err:
         return Wait("", "", (), None, False, wchan, f"{task}/syscall: {(err.strerror or str(err)).lower()}")
-    call, args = _call_in(text)
-    return _decoded(pid, call, args, wchan) if call else Wait("", "", (), None, False, wchan, "")
+    call, args = _parse_call(text)
+    return _decode(pid, call, args, wchan) if call else Wait("", "", (), None, False, wchan, "")
 
 
-def wakes(pid: int, tid: int) -> int:
+def read_wakes(pid: int, tid: int) -> int:
     """Return the voluntary context switches of a thread: how often it had to wait, and continued. The kernel has no other
     counter for what passes through recv() and send()."""
-    lines = procfs.text(procfs.PROC / str(pid) / "task" / str(tid) / "status").splitlines()
+    lines = procfs.read_text(procfs.PROC / str(pid) / "task" / str(tid) / "status").splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:")), 0)
 
 
-def scheduled_s(pid: int, tid: int) -> tuple[float, float]:
+def read_scheduled_s(pid: int, tid: int) -> tuple[float, float]:
     """Return how long a thread was on a processor, and how long in the queue for one; 0 where it is not known."""
     try:
         run_ns, queue_ns = (procfs.PROC / str(pid) / "task" / str(tid) / "schedstat").read_text().split()[:2]
@@ -162,7 +162,7 @@ def scheduled_s(pid: int, tid: int) -> tuple[float, float]:
     return int(run_ns) / 1e9, int(queue_ns) / 1e9
 
 
-def is_frail(pid: int, tid: int, is_shown: bool = False) -> bool:
+def ends_on_signal(pid: int, tid: int, has_other_source: bool = False) -> bool:
     """Return whether a thread is in a call that any signal ends, handled or not (signal(7)): a long sleep or a pause of C
     code.
 
@@ -170,14 +170,14 @@ def is_frail(pid: int, tid: int, is_shown: bool = False) -> bool:
     3.11. Short sleeps are iterations of a loop that polls, as in torch's store, and may end sooner without harm. Polls
     count only where another source shows the stack (`is_shown`): most of them are Python's own.
     """
-    call, args = _call(pid, tid)
+    call, args = _read_call(pid, tid)
     match call:
-        case _ if call in _FRAIL:
+        case _ if call in _ENDED_BY_SIGNALS:
             return True
         case "select" | "pselect6" if args[0] == 0:
             return False
         case _ if call in POLLS:
-            return is_shown
+            return has_other_source
         case "nanosleep":
             span_s = ProcessMemory(pid).seconds(args[0])
         case "clock_nanosleep" if not args[1] & _TIMER_ABSTIME:
@@ -187,25 +187,25 @@ def is_frail(pid: int, tid: int, is_shown: bool = False) -> bool:
     return span_s is not None and span_s >= LONG_SLEEP_S
 
 
-def _call(pid: int, tid: int) -> tuple[str, list[int]]:
+def _read_call(pid: int, tid: int) -> tuple[str, list[int]]:
     """Return the system call that a thread is in, and its arguments; empty when it runs, or may not be read."""
-    return _call_in(procfs.text(procfs.PROC / str(pid) / "task" / str(tid) / "syscall"))
+    return _parse_call(procfs.read_text(procfs.PROC / str(pid) / "task" / str(tid) / "syscall"))
 
 
-def _call_in(text: str) -> tuple[str, list[int]]:
-    words = text.split()
-    if not words or words[0] in ("running", "-1"):
+def _parse_call(text: str) -> tuple[str, list[int]]:
+    fields = text.split()
+    if not fields or fields[0] in ("running", "-1"):
         return "", []
-    number = int(words[0])
+    number = int(fields[0])
     names = CALLS.get(platform.machine(), {})
-    return names.get(number, f"system call {number}"), [int(word, 16) for word in words[1:7]]
+    return names.get(number, f"system call {number}"), [int(word, 16) for word in fields[1:7]]
 
 
-def in_words(wait: Wait) -> str:
+def describe_wait(wait: Wait) -> str:
     """Describe what a thread waits for, as a continuation of `it is`, or with a verb of its own."""
     if not wait.call:
         return f"in the kernel ({wait.wchan})" if wait.wchan else "at an unknown place"
-    if wait.asleep:
+    if wait.is_sleeping:
         return "in sleep()"
     limit = "" if wait.limit_s is None else ", with a time limit"
     if wait.call == "futex":
@@ -221,22 +221,24 @@ _NAMES = {
 }  # fmt: skip
 
 
-def _decoded(pid: int, call: str, args: list[int], wchan: str) -> Wait:
+def _decode(pid: int, call: str, args: list[int], wchan: str) -> Wait:
     memory = ProcessMemory(pid)
     fds = _fds(memory, call, args)
     target, port = "", 0
     if call in _PATH_FIRST or call in _PATH_SECOND:
-        target = open_files.shortened(pid, memory.path(args[0] if call in _PATH_FIRST else args[1]))
+        target = open_files.relative_path(pid, memory.path(args[0] if call in _PATH_FIRST else args[1]))
     elif fds:
-        targets = tuple(dict.fromkeys(open_files.target(pid, fd) for fd in fds))
+        targets = tuple(dict.fromkeys(open_files.describe_fd(pid, fd) for fd in fds))
         target, port = ", ".join(one.text for one in targets), targets[0].port if len(targets) == 1 else 0
     limit_s = _limit_s(call, args)
     watches_nothing = call in ("select", "pselect6") and args[0] == 0 and limit_s is not None
     asleep = call in ("nanosleep", "clock_nanosleep") or watches_nothing
-    return Wait(call, target, fds, limit_s, asleep, wchan, memory.unavailable, _child(call, args), port)
+    return Wait(
+        call, target, fds, limit_s, asleep, wchan, memory.unavailable, _awaited_child(call, args), port
+    )
 
 
-def _child(call: str, args: list[int]) -> int | None:
+def _awaited_child(call: str, args: list[int]) -> int | None:
     match call:
         case "wait4":
             return max(0, _signed(args[0]))  # below 0: any, or any of a group
@@ -256,9 +258,9 @@ def _limit_s(call: str, args: list[int]) -> float | None:
     return 0.0 if call in ("nanosleep", "clock_nanosleep", "restart_syscall") else None
 
 
-def _signed(word: int) -> int:
+def _signed(register: int) -> int:
     """Return a register's value as an `int` of C."""
-    value: int = struct.unpack("<i", struct.pack("<I", word & 0xFFFFFFFF))[0]
+    value: int = struct.unpack("<i", struct.pack("<I", register & 0xFFFFFFFF))[0]
     return value
 
 

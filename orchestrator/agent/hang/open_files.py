@@ -17,26 +17,26 @@ _DEVICE_PREFIXES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class OpenFile:
     """Description of an open file; for a TCP connection also the port at its other end."""
 
     text: str
     port: int = 0
 
 
-def target(pid: int, fd: int) -> Target:
+def describe_fd(pid: int, fd: int) -> OpenFile:
     """Return what a process has open at `fd`; files below its working folder are relative to that."""
     link = _link(f"/proc/{pid}/fd/{fd}")
     if not link:
-        return Target(f"descriptor {fd}")
+        return OpenFile(f"descriptor {fd}")
     if link.startswith("socket:["):
-        return _peer(pid, link[8:-1])
+        return _describe_socket(pid, link[8:-1])
     if link.startswith("pipe:["):
-        return Target("standard input, a pipe" if fd == 0 else f"a pipe (descriptor {fd})")
-    return Target(shortened(pid, link))
+        return OpenFile("standard input, a pipe" if fd == 0 else f"a pipe (descriptor {fd})")
+    return OpenFile(relative_path(pid, link))
 
 
-def shortened(pid: int, path: str) -> str:
+def relative_path(pid: int, path: str) -> str:
     """Return a path relative to the process's working folder, when it lies below that."""
     folder = _link(f"/proc/{pid}/cwd").rstrip("/") + "/"
     return path[len(folder) :] if path.startswith(folder) else path
@@ -61,16 +61,16 @@ def _link(path: str) -> str:
         return ""
 
 
-def _peer(pid: int, inode: str) -> Target:
+def _describe_socket(pid: int, inode: str) -> OpenFile:
     """Return the other end of a TCP connection by its socket's inode (`man 5 proc`, /proc/net/tcp)."""
     for name in ("tcp", "tcp6"):
-        for line in procfs.text(Path(f"/proc/{pid}/net/{name}")).splitlines()[1:]:
-            words = line.split()
-            if len(words) > 9 and words[9] == inode:
-                if words[3] == "0A":  # it listens
-                    return Target(f"port {_port(words[1])}")
-                return Target(f"the connection to {_address(words[2])}", _port(words[2]))
-    return Target("a socket")
+        for line in procfs.read_text(Path(f"/proc/{pid}/net/{name}")).splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and fields[9] == inode:
+                if fields[3] == "0A":  # it listens
+                    return OpenFile(f"port {_port(fields[1])}")
+                return OpenFile(f"the connection to {_address(fields[2])}", _port(fields[2]))
+    return OpenFile("a socket")
 
 
 def _port(word: str) -> int:

@@ -62,12 +62,12 @@ class _Dump:
     start_bytes: int
     seen_bytes: int
     # torch's worker server has its stack, too.
-    is_shown: bool
+    has_worker_server: bool
     # When the thread was checked, and how often it had waited by then; -1 while it runs.
-    looked_s: float
+    observed_s: float
     wakes: int
     # The last signal sent, 0 for none, when, and the thread's time on a processor by then.
-    sent: int = 0
+    sent_signum: int = 0
     sent_s: float = 0.0
     ran_s: float = 0.0
     # No signal may be sent, nor will be.
@@ -83,12 +83,14 @@ class PendingStacks:
     signum: int
 
 
-def processes(root_pid: int, tree: Mapping[int, list[int]] | None = None) -> tuple[int, ...]:
+def rank_pids(root_pid: int, tree: Mapping[int, list[int]] | None = None) -> tuple[int, ...]:
     """Return a rank's first process and its descendants; `tree`: see `procfs.descendants`."""
     return (root_pid, *procfs.descendants(root_pid, tree))[:PROCESSES_MAX]
 
 
-def ask(pids: tuple[int, ...], folder: Path, signum: int, trainer: tuple[int, int] = (0, 0)) -> PendingStacks:
+def request_stacks(
+    pids: tuple[int, ...], folder: Path, signum: int, trainer: tuple[int, int] = (0, 0)
+) -> PendingStacks:
     """Ask those of a rank's processes in `pids` (its first process and descendants) that catch the signal.
 
     `trainer`: the process and the thread that train; in the other processes the main thread is asked.
@@ -96,23 +98,23 @@ def ask(pids: tuple[int, ...], folder: Path, signum: int, trainer: tuple[int, in
     dumps = {}
     for pid in pids:
         tid = trainer[1] if pid == trainer[0] and procfs.has_thread(*trainer) else pid
-        is_shown = pid in (pids[0], trainer[0]) and (folder / SOCKET_FILE.format(pid)).exists()
-        dump = _ask_one(pid, tid, folder, signum, is_shown)
+        has_worker_server = pid in (pids[0], trainer[0]) and (folder / SOCKET_FILE.format(pid)).exists()
+        dump = _request_one(pid, tid, folder, signum, has_worker_server)
         if dump is not None:
             dumps[pid] = dump
     return PendingStacks(pids, dumps, signum)
 
 
-def answer(pending: PendingStacks) -> list[RankStack] | None:
+def poll_stacks(pending: PendingStacks) -> list[RankStack] | None:
     """Return the stacks when all requests are answered, else None: call again, some 20 ms later."""
     # A list, since each dump must be checked each time.
     done = [_is_done(dump, pending.signum) for dump in pending.dumps.values()]
     if all(done):
-        return last_answer(pending)
+        return collect_stacks(pending)
     return None
 
 
-def last_answer(pending: PendingStacks) -> list[RankStack]:
+def collect_stacks(pending: PendingStacks) -> list[RankStack]:
     """Return the stacks of the processes that have answered, and the kernel's state of the others."""
     stacks = []
     for pid in pending.pids:
@@ -121,62 +123,69 @@ def last_answer(pending: PendingStacks) -> list[RankStack]:
         text = _new_text(dump) if dump is not None else ""
         if stat is not None or text:
             state = stat.state if stat is not None else "X"
-            text = text or _why_none(pid, state, dump, pending.signum)
+            text = text or _why_no_stack(pid, state, dump, pending.signum)
             tid = dump.tid if dump is not None else pid
             stacks.append(RankStack(pid, state, procfs.wchan(pid), text, tid))
     return stacks
 
 
-def _ask_one(pid: int, tid: int, folder: Path, signum: int, is_shown: bool) -> _Dump | None:
+def _request_one(pid: int, tid: int, folder: Path, signum: int, has_worker_server: bool) -> _Dump | None:
     """Inspect one thread before a signal. `is_shown`: torch's worker server has its stack."""
     stat = procfs.stat(pid)
-    if stat is None or stat.state in "TtZX" or not procfs.catches(pid, signum):
+    if stat is None or stat.state in "TtZX" or not procfs.catches_signal(pid, signum):
         return None
     file = _stacks_file(pid, folder)
     if file is None:
         return None
     start_bytes = _size_bytes(file)
-    if procfs.blocks(tid, signum) or kernel_wait.is_frail(pid, tid, is_shown):
+    if procfs.blocks_signal(tid, signum) or kernel_wait.ends_on_signal(pid, tid, has_worker_server):
         return None
     now_s = time.monotonic()
     return _Dump(
-        Proc(pid, stat.start_ticks), tid, file, start_bytes, start_bytes, is_shown, now_s, _wakes(pid, tid)
+        Proc(pid, stat.start_ticks),
+        tid,
+        file,
+        start_bytes,
+        start_bytes,
+        has_worker_server,
+        now_s,
+        _wakes(pid, tid),
     )
 
 
 def _wakes(pid: int, tid: int) -> int:
     """Return how often a thread has waited, which shows whether it has run since; -1 while it runs."""
     stat = procfs.stat(tid)
-    return -1 if stat is None or stat.state == "R" else kernel_wait.wakes(pid, tid)
+    return -1 if stat is None or stat.state == "R" else kernel_wait.read_wakes(pid, tid)
 
 
 def _send_due(dump: _Dump, signum: int) -> None:
     """Send the signal that is due, or find that none may be sent."""
     pid, tid = dump.proc.pid, dump.tid
-    if time.monotonic() < dump.looked_s + ASLEEP_S or dump.sent == signum:
+    if time.monotonic() < dump.observed_s + ASLEEP_S or dump.sent_signum == signum:
         return
-    before, dump.wakes, dump.looked_s = dump.wakes, _wakes(pid, tid), time.monotonic()
+    before, dump.wakes, dump.observed_s = dump.wakes, _wakes(pid, tid), time.monotonic()
     is_asleep = before == dump.wakes != -1
-    ran_s = kernel_wait.scheduled_s(pid, tid)[0]
-    if dump.sent and not is_asleep:
+    ran_s = kernel_wait.read_scheduled_s(pid, tid)[0]
+    if dump.sent_signum and not is_asleep:
         # It runs, or wakes repeatedly, as a thread that waits for the GIL does.
-        since_s = ran_s - dump.ran_s if dump.wakes == -1 else dump.looked_s - dump.sent_s
+        since_s = ran_s - dump.ran_s if dump.wakes == -1 else dump.observed_s - dump.sent_s
         if since_s < NATIVE_S:
             return
-    due = signum if dump.sent or is_asleep else signum + 1
+    due = signum if dump.sent_signum or is_asleep else signum + 1
     dump.is_refused = (
         (due != signum and tid != pid)  # Python answers in its main thread
-        or procfs.blocks(tid, due)
-        or kernel_wait.is_frail(pid, tid, dump.is_shown)
+        or procfs.blocks_signal(tid, due)
+        or kernel_wait.ends_on_signal(pid, tid, dump.has_worker_server)
         # Right before the signal: the pid may be another's by now, or run a program without a handler.
-        or not procfs.alive(dump.proc)
-        or not procfs.catches(pid, due)
-        or not _is_sent(pid, tid, due)
+        or not procfs.is_alive(dump.proc)
+        or not procfs.catches_signal(pid, due)
+        or not _send_signal(pid, tid, due)
     )
-    dump.sent, dump.sent_s, dump.ran_s = due, dump.looked_s, ran_s
+    dump.sent_signum, dump.sent_s, dump.ran_s = due, dump.observed_s, ran_s
 
 
-def _is_sent(pid: int, tid: int, signum: int) -> bool:
+def _send_signal(pid: int, tid: int, signum: int) -> bool:
     """Send a signal to one thread of a process; return whether it existed."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "tgkill"):
@@ -217,24 +226,24 @@ def _is_done(dump: _Dump, signum: int) -> bool:
     tid, size_bytes = dump.tid, _size_bytes(dump.file)
     still = dump.start_bytes < size_bytes == dump.seen_bytes
     dump.seen_bytes = size_bytes
-    if dump.is_refused or not procfs.alive(dump.proc):
+    if dump.is_refused or not procfs.is_alive(dump.proc):
         return True
     if size_bytes == dump.start_bytes:
         _send_due(dump, signum)
         return dump.is_refused
-    return still and not procfs.has_pending(tid, signum) and not procfs.blocks(tid, signum)
+    return still and not procfs.has_pending(tid, signum) and not procfs.blocks_signal(tid, signum)
 
 
 def _new_text(dump: _Dump) -> str:
     try:
-        with ownership.regular_file(dump.file) as file:
+        with ownership.open_for_reading(dump.file) as file:
             file.seek(dump.start_bytes)
             return file.read(TEXT_BYTES_MAX).decode(errors="replace")
     except OSError:
         return ""
 
 
-def _why_none(pid: int, state: str, dump: _Dump | None, signum: int) -> str:
+def _why_no_stack(pid: int, state: str, dump: _Dump | None, signum: int) -> str:
     tid = dump.tid if dump is not None else pid
     if state in "Tt":
         reason = f"stopped (state {state})"
@@ -244,7 +253,7 @@ def _why_none(pid: int, state: str, dump: _Dump | None, signum: int) -> str:
         reason = "waits in the kernel and takes no signal (state D)"
     elif dump is not None and not dump.is_refused:
         reason = f"did not answer the stack signal (state {state})"
-    elif procfs.catches(pid, signum) and kernel_wait.is_frail(pid, tid):
+    elif procfs.catches_signal(pid, signum) and kernel_wait.ends_on_signal(pid, tid):
         reason = f"in a call that the stack signal would end (state {state})"
     elif tid != pid:
         reason = f"a thread other than the main one runs, which torch's worker server alone may show (state {state})"

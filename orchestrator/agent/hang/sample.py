@@ -17,26 +17,26 @@ from orchestrator.agent.hang import kernel_wait, open_files, stack_frames
 from orchestrator.agent.hang.kernel_wait import NO_WAIT, Wait
 from orchestrator.agent.hang.python_stacks import RankStack
 from orchestrator.agent.ranks import io_counter, rank_start, stack_dump
-from orchestrator.agent.ranks.stack_dump import Thread
+from orchestrator.agent.ranks.stack_dump import ThreadStack
 from orchestrator.core.host import procfs
-from orchestrator.core.shown import Frame
+from orchestrator.core.status_types import Frame
 
 CHILDREN_MAX = 64
 THREADS_MAX = 512
 PTHREAD_BYTES = 1536
 """How far into glibc's `struct pthread` the thread's id is searched: it is at 720 on x86_64, earlier elsewhere."""
 
-_SERVANTS = (
+_SERVICE_PROGRAMS = (
     b"multiprocessing.resource_tracker",
     b"torch/_inductor/compile_worker",
 )
 _FORK_SERVER = b"multiprocessing.forkserver"
 """Children that wait for a rank, and for which a rank never waits; the children of the fork server have its words."""
 
-_LOADERS_NAME = "pt_data_worker"
+_LOADER_WORKER_NAME = "pt_data_worker"
 """torch's name for the process of a DataLoader's worker; a stopped one shows no stack."""
 
-_WATCHES = ("/tqdm/_monitor.py", "/torch/_inductor/", "/torch/utils/_cpp_extension_versioner.py")
+_MONITOR_FILES = ("/tqdm/_monitor.py", "/torch/_inductor/", "/torch/utils/_cpp_extension_versioner.py")
 """Files of Python threads that only watch: no other thread waits for them."""
 
 
@@ -76,9 +76,9 @@ class Child:
         return tuple((frame.file, frame.line, frame.function) for frame in self.frames)
 
     @property
-    def is_loaders(self) -> bool:
+    def is_loader_worker(self) -> bool:
         """Whether it is a worker of a DataLoader."""
-        return self.name == _LOADERS_NAME or stack_frames.is_worker_of_loader(self.frames)
+        return self.name == _LOADER_WORKER_NAME or stack_frames.is_loader_worker(self.frames)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +86,21 @@ class SideThread:
     """A Python thread other than the judged one. `tid`: its id in the kernel, 0 where that is not known."""
 
     tid: int
-    stack: Thread
+    stack: ThreadStack
     wait: Wait
     line: str
 
     @property
-    def watches(self) -> bool:
+    def is_monitor(self) -> bool:
         """Whether the thread only watches: no other thread waits for it. So does one without a frame: C code that asks for
         Python's lock, such as torch's worker server at each inspection while the judged thread keeps that lock."""
         return not self.stack.frames or any(
-            watch in frame.file for frame in self.stack.frames for watch in _WATCHES
+            watch in frame.file for frame in self.stack.frames for watch in _MONITOR_FILES
         )
 
 
 @dataclass(frozen=True, slots=True)
-class RankSample:
+class HangSample:
     """One rank at one moment."""
 
     rank: int
@@ -109,10 +109,10 @@ class RankSample:
     tid: int
     state: str
     # The judged thread's stack; `why_no_stack` is empty when there is one.
-    main: Thread | None
+    main: ThreadStack | None
     # The other Python threads, and whether these are all.
-    others: tuple[SideThread, ...]
-    knows_others: bool
+    other_threads: tuple[SideThread, ...]
+    has_all_threads: bool
     why_no_stack: str
     # The source of the innermost frame, empty unless it is the user's.
     line: str
@@ -121,8 +121,8 @@ class RankSample:
     wait: Wait
     children: tuple[Child, ...]
     # It waits for the rendezvous's store.
-    at_store: bool
-    gpu: bool
+    awaits_store: bool
+    uses_gpu: bool
     # Measured before the signal for the stacks, and after the answer.
     before: ResourceUse
     after: ResourceUse
@@ -139,91 +139,97 @@ def measure(pids: tuple[int, ...], tid: int = 0) -> ResourceUse:
     for the main one."""
     at_s, first = time.monotonic(), pids[0]
     others = {pid: stat.cpu_s for pid in pids[1:CHILDREN_MAX] if (stat := procfs.stat(pid)) is not None}
-    children_s = {pid: max(cpu_s, sum(kernel_wait.scheduled_s(pid, pid))) for pid, cpu_s in others.items()}
+    children_s = {
+        pid: max(cpu_s, sum(kernel_wait.read_scheduled_s(pid, pid))) for pid, cpu_s in others.items()
+    }
     io_bytes = sum(io_counter.io_bytes(pid) or 0 for pid in pids[:CHILDREN_MAX])
     stat = procfs.stat(first)
     process_s = stat.cpu_s if stat is not None else 0.0
-    wakes = {tid: kernel_wait.wakes(first, tid) for tid in _tids(first)}
-    wakes |= {pid: kernel_wait.wakes(pid, pid) for pid in others}
-    main_s = sum(kernel_wait.scheduled_s(first, tid or first)) or process_s
+    wakes = {tid: kernel_wait.read_wakes(first, tid) for tid in _tids(first)}
+    wakes |= {pid: kernel_wait.read_wakes(pid, pid) for pid in others}
+    main_s = sum(kernel_wait.read_scheduled_s(first, tid or first)) or process_s
     return ResourceUse(at_s, main_s, process_s, children_s, io_bytes, wakes)
 
 
 def sample_rank(
     rank: int, stacks: list[RankStack], before: ResourceUse, trainer: tuple[int, int], port: str
-) -> RankSample:
+) -> HangSample:
     """Return the sample of a rank whose stacks have been taken. `trainer`: the process and the thread that have made
     its steps; zeros before the first step. `port`: that of the rendezvous's store."""
-    own = _trainer(stacks, trainer[0])
-    tid = own.tid
-    if trainer[0] == own.pid and procfs.has_thread(*trainer) and stack_dump.own_stack(own.text) is None:
+    trainer_stack = _find_trainer(stacks, trainer[0])
+    tid = trainer_stack.tid
+    if (
+        trainer[0] == trainer_stack.pid
+        and procfs.has_thread(*trainer)
+        and stack_dump.dumped_stack(trainer_stack.text) is None
+    ):
         tid = trainer[1]
-    main = stack_dump.own_stack(own.text)
-    wait = kernel_wait.wait_of(own.pid, tid)
-    after = measure(tuple(dict.fromkeys((own.pid, *(stack.pid for stack in stacks)))), tid)
-    return RankSample(
+    main = stack_dump.dumped_stack(trainer_stack.text)
+    wait = kernel_wait.read_wait(trainer_stack.pid, tid)
+    after = measure(tuple(dict.fromkeys((trainer_stack.pid, *(stack.pid for stack in stacks)))), tid)
+    return HangSample(
         rank,
-        own.pid,
+        trainer_stack.pid,
         tid,
-        own.state,
+        trainer_stack.state,
         main,
         (),
-        len(_tids(own.pid)) == 1,
-        "" if main is not None else (own.text.strip().splitlines() or ["gone"])[0][:200],
-        _line(own.pid, main, started_s(own.pid)),
-        users_line(own.pid, main, started_s(own.pid)),
+        len(_tids(trainer_stack.pid)) == 1,
+        "" if main is not None else (trainer_stack.text.strip().splitlines() or ["gone"])[0][:200],
+        _read_innermost_line(trainer_stack.pid, main, start_time_s(trainer_stack.pid)),
+        read_users_line(trainer_stack.pid, main, start_time_s(trainer_stack.pid)),
         wait,
-        tuple(_child(stack) for stack in _children(stacks, own.pid)),
+        tuple(_make_child(stack) for stack in _find_children(stacks, trainer_stack.pid)),
         wait.port != 0 and str(wait.port) == port,
-        open_files.uses_gpu(own.pid),
+        open_files.uses_gpu(trainer_stack.pid),
         before,
         after,
         (wait.unavailable,) if wait.unavailable else (),
     )
 
 
-def with_threads(sample: RankSample, dump: str) -> RankSample:
+def add_threads(sample: HangSample, dump: str) -> HangSample:
     """Add the other Python threads, from torch's dump of all threads; and the judged thread's stack, where no signal
     could be sent for it."""
-    threads = [thread for thread in stack_dump.parse(dump) if not thread.current][:THREADS_MAX]
+    threads = [thread for thread in stack_dump.parse_dump(dump) if not thread.current][:THREADS_MAX]
     if not threads:
         return sample
-    began_s = started_s(sample.pid)
-    is_cut = dump.rstrip().endswith(stack_dump.CUT)
-    sides = [_side(sample.pid, thread, began_s) for thread in threads]
+    began_s = start_time_s(sample.pid)
+    is_cut = dump.rstrip().endswith(stack_dump.CUT_MARK)
+    sides = [_make_side_thread(sample.pid, thread, began_s) for thread in threads]
     if not is_cut and not any(side.tid == sample.pid for side in sides):
         # Its memory cannot be read, but the oldest is the main one.
         sides[-1] = replace(sides[-1], tid=sample.pid)
     judged = next((side for side in sides if side.tid == sample.tid), None)
     others = tuple(side for side in sides if side is not judged)
-    sample = replace(sample, others=others, knows_others=judged is not None and not is_cut)
+    sample = replace(sample, other_threads=others, has_all_threads=judged is not None and not is_cut)
     if sample.main is not None or judged is None:
         return sample
-    wait = kernel_wait.wait_of(sample.pid, sample.tid)
-    line = users_line(sample.pid, judged.stack, began_s)
+    wait = kernel_wait.read_wait(sample.pid, sample.tid)
+    line = read_users_line(sample.pid, judged.stack, began_s)
     return replace(sample, main=judged.stack, why_no_stack="", line=judged.line, users_line=line, wait=wait)
 
 
-def _side(pid: int, thread: Thread, began_s: float) -> SideThread:
-    tid = _tid(pid, thread.ident) or 0
-    wait = kernel_wait.wait_of(pid, tid) if tid else NO_WAIT
-    return SideThread(tid, thread, wait, _line(pid, thread, began_s))
+def _make_side_thread(pid: int, thread: ThreadStack, began_s: float) -> SideThread:
+    tid = _find_tid(pid, thread.ident) or 0
+    wait = kernel_wait.read_wait(pid, tid) if tid else NO_WAIT
+    return SideThread(tid, thread, wait, _read_innermost_line(pid, thread, began_s))
 
 
-def _line(pid: int, thread: Thread | None, began_s: float) -> str:
+def _read_innermost_line(pid: int, thread: ThreadStack | None, began_s: float) -> str:
     """Return the source of the innermost frame if it is the user's."""
-    if thread is None or not thread.frames or not stack_dump.is_users(thread.frames[0]):
+    if thread is None or not thread.frames or not stack_dump.is_users_frame(thread.frames[0]):
         return ""
-    return line_at(pid, thread.frames[0], began_s)
+    return read_line(pid, thread.frames[0], began_s)
 
 
-def users_line(pid: int, thread: Thread | None, began_s: float) -> str:
+def read_users_line(pid: int, thread: ThreadStack | None, began_s: float) -> str:
     """Return the source of the user's innermost frame."""
-    frame = stack_dump.users_frame(thread.frames) if thread is not None else None
-    return line_at(pid, frame, began_s) if frame is not None else ""
+    frame = stack_dump.find_users_frame(thread.frames) if thread is not None else None
+    return read_line(pid, frame, began_s) if frame is not None else ""
 
 
-def _trainer(stacks: list[RankStack], trainer_pid: int) -> RankStack:
+def _find_trainer(stacks: list[RankStack], trainer_pid: int) -> RankStack:
     """Return the process that is the rank: the one that made steps; else, of a chain of processes that each wait for
     the next, the last with a Python stack.
 
@@ -234,46 +240,52 @@ def _trainer(stacks: list[RankStack], trainer_pid: int) -> RankStack:
             return stack
     chosen, stack, rest = stacks[0], stacks[0], stacks[1:]
     while True:
-        main = stack_dump.own_stack(stack.text)
+        main = stack_dump.dumped_stack(stack.text)
         chosen = chosen if main is None else stack
         if main is not None and not any(frame.file.endswith("/subprocess.py") for frame in main.frames[:3]):
             return chosen
-        if main is None and stack.state not in "TtZX" and procfs.catches(stack.pid, rank_start.STACK_SIGNAL):
+        if (
+            main is None
+            and stack.state not in "TtZX"
+            and procfs.catches_signal(stack.pid, rank_start.STACK_SIGNAL)
+        ):
             return stack  # not a shell, but a Python that the stack signal would have disturbed
-        child = kernel_wait.wait_of(stack.pid, stack.pid).child
+        child = kernel_wait.read_wait(stack.pid, stack.pid).child
         programs = (other for other in rest if _is_program_of(stack.pid, other))
-        below = [other for other in programs if child in (other.pid, 0, None)]
-        if not below:
+        candidates = [other for other in programs if child in (other.pid, 0, None)]
+        if not candidates:
             return chosen
-        stack, rest = below[0], rest[rest.index(below[0]) + 1 :]
+        stack, rest = candidates[0], rest[rest.index(candidates[0]) + 1 :]
 
 
 def _is_program_of(pid: int, stack: RankStack) -> bool:
     """Return whether a process is a child of `pid` that runs a program of its own, and no fork of multiprocessing."""
-    stat, main = procfs.stat(stack.pid), stack_dump.own_stack(stack.text)
+    stat, main = procfs.stat(stack.pid), stack_dump.dumped_stack(stack.text)
     forked = main is not None and any(
         frame.file.endswith("/multiprocessing/process.py") for frame in main.frames
     )
     return stat is not None and stat.ppid == pid and not forked
 
 
-def _children(stacks: list[RankStack], own_pid: int) -> list[RankStack]:
+def _find_children(stacks: list[RankStack], own_pid: int) -> list[RankStack]:
     """Return the descendants of the rank's own process, without those that only serve it."""
-    below = {own_pid}
+    descendants = {own_pid}
     for stack in stacks:  # parents come before their children
         stat = procfs.stat(stack.pid)
-        if stat is not None and stat.ppid in below:
-            below.add(stack.pid)
-    below.discard(own_pid)
-    return [stack for stack in stacks if stack.pid in below and not _is_servant(stack.pid)][:CHILDREN_MAX]
+        if stat is not None and stat.ppid in descendants:
+            descendants.add(stack.pid)
+    descendants.discard(own_pid)
+    return [stack for stack in stacks if stack.pid in descendants and not _is_service_process(stack.pid)][
+        :CHILDREN_MAX
+    ]
 
 
-def _is_servant(pid: int) -> bool:
+def _is_service_process(pid: int) -> bool:
     argv = _argv(pid)
     if _FORK_SERVER in argv:
         stat = procfs.stat(pid)
         return stat is None or argv != _argv(stat.ppid)
-    return any(word in argv for word in _SERVANTS)
+    return any(word in argv for word in _SERVICE_PROGRAMS)
 
 
 def _argv(pid: int) -> bytes:
@@ -283,10 +295,10 @@ def _argv(pid: int) -> bytes:
         return b""
 
 
-def _child(stack: RankStack) -> Child:
-    main, stat = stack_dump.own_stack(stack.text), procfs.stat(stack.pid)
+def _make_child(stack: RankStack) -> Child:
+    main, stat = stack_dump.dumped_stack(stack.text), procfs.stat(stack.pid)
     ppid = stat.ppid if stat is not None else 0
-    wait = kernel_wait.wait_of(stack.pid, stack.pid)
+    wait = kernel_wait.read_wait(stack.pid, stack.pid)
     return Child(stack.pid, ppid, _name(stack.pid), stack.state, main.frames if main else (), wait)
 
 
@@ -297,7 +309,7 @@ def _tids(pid: int) -> list[int]:
         return []
 
 
-def _tid(pid: int, ident: int) -> int | None:
+def _find_tid(pid: int, ident: int) -> int | None:
     """Return the kernel's id of a pthread: the first number in its struct that is a thread id of the process."""
     tids = set(_tids(pid))
     raw = kernel_wait.ProcessMemory(pid).read(ident, PTHREAD_BYTES)
@@ -307,10 +319,10 @@ def _tid(pid: int, ident: int) -> int | None:
 
 def _name(pid: int) -> str:
     """Return the name of a process's program, without its arguments, which may hold secrets."""
-    return procfs.text(Path(f"/proc/{pid}/comm")).strip()
+    return procfs.read_text(Path(f"/proc/{pid}/comm")).strip()
 
 
-def started_s(pid: int) -> float:
+def start_time_s(pid: int) -> float:
     """Return the start time of a process, as Unix time."""
     stat = procfs.stat(pid)
     if stat is None:
@@ -319,6 +331,6 @@ def started_s(pid: int) -> float:
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + stat.start_ticks / ticks_per_s
 
 
-def line_at(pid: int, frame: Frame, began_s: float) -> str:
+def read_line(pid: int, frame: Frame, began_s: float) -> str:
     """Return the line of a frame of process `pid`, which began at `began_s` (Unix time); empty if unreadable."""
-    return stack_dump.source_line(frame, began_s, f"/proc/{pid}/cwd")
+    return stack_dump.read_source_line(frame, began_s, f"/proc/{pid}/cwd")

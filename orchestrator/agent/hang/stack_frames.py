@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from orchestrator.agent.ranks.stack_dump import is_users, users_frame
-from orchestrator.core.shown import Frame
+from orchestrator.agent.ranks.stack_dump import find_users_frame, is_users_frame
+from orchestrator.core.status_types import Frame
 
 _PYTHONS_OWN = re.compile(r"/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)|^<")
 
@@ -27,7 +27,7 @@ _STORE_LINE = re.compile(r"(?i)store\w*(\(\))?\.(get|wait|check|multi_get)\(")
 _LOADER = re.compile(r"/torch/utils/data/(dataloader|_utils/(fetch|worker|pin_memory))\.py$")
 _WORKER = re.compile(r"/(torch/utils/data/_utils/worker|multiprocessing/(pool|process|popen_fork))\.py$")
 _CHILDREN = re.compile(r"/(multiprocessing/(?!dummy)\w+|subprocess|concurrent/futures/(_base|process))\.py$")
-_TAKES_TASKS = frozenset({"worker", "_worker_loop", "_process_worker"})
+_TASK_LOOPS = frozenset({"worker", "_worker_loop", "_process_worker"})
 """The function that each process of multiprocessing's Pool, torch's DataLoader and concurrent.futures runs."""
 
 _POOLS_OWN = frozenset({"_handle_workers", "_handle_tasks", "_handle_results"})
@@ -45,7 +45,7 @@ _LOCK_LINE = re.compile(
 )
 STORE = "the store"
 
-SHOWN_MAX = 40
+FRAMES_SHOWN_MAX = 40
 """How many frames of a stack are reported."""
 
 _LOCK_TEXTS = {
@@ -63,47 +63,47 @@ _SAVE = re.compile(r"(?i)(^|_)(save|checkpoint|ckpt|dump)")
 _EXIT = re.compile(r"(?i)^(_?exit|.*_atexit|_shutdown|_python_exit|_run_exitfuncs|destroy_process_group)")
 
 
-def called(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+def inner_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     """Return the frames inside the user's innermost one, innermost first: what their code has called."""
-    return tuple(itertools.takewhile(lambda frame: not is_users(frame), frames))
+    return tuple(itertools.takewhile(lambda frame: not is_users_frame(frame), frames))
 
 
-def without_imports(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+def drop_import_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     """Return the frames without those of Python's import machinery, or all when there are no others."""
     return tuple(frame for frame in frames if not _IMPORT.search(frame.file)) or frames
 
 
-def where(frames: tuple[Frame, ...]) -> Frame | None:
+def find_place(frames: tuple[Frame, ...]) -> Frame | None:
     """Return the user's innermost frame; without one, the innermost of all."""
-    users = users_frame(frames)
+    users = find_users_frame(frames)
     if users is None:
-        return without_imports(frames)[0].brief if frames else None
+        return drop_import_frames(frames)[0].brief if frames else None
     outside = frames[frames.index(users) + 1 :]
     inside_loader = any(_LOADER.search(frame.file) for frame in outside)
     inside_loader = inside_loader and not any(frame.file.endswith("/worker.py") for frame in outside)
     return replace(users.brief, within="DataLoader of the main thread" if inside_loader else "")
 
 
-def place(frames: tuple[Frame, ...]) -> str:
+def describe_place(frames: tuple[Frame, ...]) -> str:
     """Describe the same place; empty without frames."""
-    return str(where(frames) or "")
+    return str(find_place(frames) or "")
 
 
-def shown(frames: tuple[Frame, ...]) -> tuple[tuple[str, ...], int]:
+def format_frames(frames: tuple[Frame, ...]) -> tuple[tuple[str, ...], int]:
     """Return frames for people, without those of the import machinery, and how many of them the user's innermost one has
     called."""
-    kept = without_imports(frames)
-    inside = len(called(kept)) if users_frame(kept) is not None else 0
-    return tuple(str(frame.brief) for frame in kept[:SHOWN_MAX]), min(inside, SHOWN_MAX)
+    kept = drop_import_frames(frames)
+    inside = len(inner_frames(kept)) if find_users_frame(kept) is not None else 0
+    return tuple(str(frame.brief) for frame in kept[:FRAMES_SHOWN_MAX]), min(inside, FRAMES_SHOWN_MAX)
 
 
-def awaits_ranks(frames: tuple[Frame, ...], line: str) -> str:
+def find_rank_wait(frames: tuple[Frame, ...], line: str) -> str:
     """Return the call in which other ranks are waited for, or an empty text. `line`: the source of the innermost
     frame, if known.
 
     C code has no frame: `work.wait()` and `store.get()` are recognised by the user's line alone.
     """
-    inner = called(frames)
+    inner = inner_frames(frames)
     if not inner:
         if _STORE_LINE.search(line):
             return STORE
@@ -121,34 +121,35 @@ def awaits_ranks(frames: tuple[Frame, ...], line: str) -> str:
 def is_collective(frames: tuple[Frame, ...]) -> bool:
     """Return whether the call is a collective or the rendezvous itself, not a computation that ends in one."""
     return any(
-        "/torch/distributed/" in frame.file and not _NO_WAIT.search(frame.file) for frame in called(frames)
+        "/torch/distributed/" in frame.file and not _NO_WAIT.search(frame.file)
+        for frame in inner_frames(frames)
     )
 
 
 def awaits_device(frames: tuple[Frame, ...], line: str) -> bool:
     """Return whether the rank is in a call that waits for its GPU to finish."""
-    inner = called(frames)
+    inner = inner_frames(frames)
     return bool(inner and _DEVICE.search(inner[0].file)) or bool(not inner and _DEVICE_LINE.search(line))
 
 
 def awaits_loader(frames: tuple[Frame, ...]) -> bool:
     """Return whether the rank waits for the workers of a DataLoader."""
-    names = {frame.function for frame in called(frames) if _LOADER.search(frame.file)}
+    names = {frame.function for frame in inner_frames(frames) if _LOADER.search(frame.file)}
     return bool(names & {"_try_get_data", "_get_data", "_shutdown_workers"})
 
 
-def is_with_child(frames: tuple[Frame, ...]) -> bool:
+def uses_child_processes(frames: tuple[Frame, ...]) -> bool:
     """Return whether the user has called code that works by child processes."""
-    return any(_CHILDREN.search(frame.file) for frame in called(frames))
+    return any(_CHILDREN.search(frame.file) for frame in inner_frames(frames))
 
 
-def is_in_users_code(frames: tuple[Frame, ...]) -> bool:
+def runs_users_code(frames: tuple[Frame, ...]) -> bool:
     """Return whether a child runs the user's code; a forked child has the user's frames also while it is idle."""
-    idle = any(_WORKER.search(frame.file) for frame in called(frames))
-    return not idle and users_frame(frames) is not None
+    idle = any(_WORKER.search(frame.file) for frame in inner_frames(frames))
+    return not idle and find_users_frame(frames) is not None
 
 
-def is_worker_of_loader(frames: tuple[Frame, ...]) -> bool:
+def is_loader_worker(frames: tuple[Frame, ...]) -> bool:
     """Return whether a process is a worker of torch's DataLoader."""
     return any(
         frame.function == "_worker_loop" and frame.file.endswith("/data/_utils/worker.py") for frame in frames
@@ -157,14 +158,14 @@ def is_worker_of_loader(frames: tuple[Frame, ...]) -> bool:
 
 def awaits_task(frames: tuple[Frame, ...]) -> bool:
     """Return whether a worker process waits for its next task."""
-    inner = called(frames)
+    inner = inner_frames(frames)
     gets = any(frame.function == "get" and frame.file.endswith("/queues.py") for frame in inner)
-    return gets and any(frame.function in _TAKES_TASKS for frame in inner)
+    return gets and any(frame.function in _TASK_LOOPS for frame in inner)
 
 
-def serves(frames: tuple[Frame, ...]) -> bool:
+def is_service_thread(frames: tuple[Frame, ...]) -> bool:
     """Return whether a thread only serves others, and does nothing by itself."""
-    if not frames or users_frame(frames) is not None:
+    if not frames or find_users_frame(frames) is not None:
         return False
     if frames[0].function == "_worker" and frames[0].file.endswith("/concurrent/futures/thread.py"):
         return True  # it waits for its next task: in one, it would have frames inside
@@ -176,13 +177,14 @@ def serves(frames: tuple[Frame, ...]) -> bool:
 def awaits_threads(frames: tuple[Frame, ...]) -> bool:
     """Return whether the script has ended, and its other threads keep the process."""
     return any(
-        frame.function == "_shutdown" and frame.file.endswith("/threading.py") for frame in called(frames)
+        frame.function == "_shutdown" and frame.file.endswith("/threading.py")
+        for frame in inner_frames(frames)
     )
 
 
-def asks_a_person(frames: tuple[Frame, ...], line: str) -> str:
+def find_prompt(frames: tuple[Frame, ...], line: str) -> str:
     """Return what waits for a person to type, such as `pdb` or `input()`; empty without one."""
-    prompts = [PurePosixPath(frame.file) for frame in called(frames) if _PROMPT.search(frame.file)]
+    prompts = [PurePosixPath(frame.file) for frame in inner_frames(frames) if _PROMPT.search(frame.file)]
     names = [path.stem.lstrip("_") for path in prompts]
     if names:
         return "pdb" if "pdb" in names else names[-1]  # pdb reads its lines through cmd
@@ -197,56 +199,56 @@ def awaits_debugger(frames: tuple[Frame, ...]) -> bool:
     return caller is not None and _ATTACH.search(caller.file) is not None
 
 
-def is_on_lock(frames: tuple[Frame, ...], line: str) -> bool:
+def awaits_lock(frames: tuple[Frame, ...], line: str) -> bool:
     """Return whether a thread that does not move is in a call that waits for another thread of the same process."""
-    inner = called(frames)
+    inner = inner_frames(frames)
     if inner and _IMPORT.search(inner[0].file):
         return inner[0].function == "acquire"
     return bool(_LOCK.search(inner[0].file)) if inner else bool(_LOCK_LINE.search(line))
 
 
-def lock_text(frames: tuple[Frame, ...]) -> str:
+def describe_lock(frames: tuple[Frame, ...]) -> str:
     """Describe what a thread waits for that `is_on_lock`."""
-    for frame in reversed(called(frames)):  # what the user has called comes first
+    for frame in reversed(inner_frames(frames)):  # what the user has called comes first
         text = _LOCK_TEXTS.get((PurePosixPath(frame.file).name, frame.function))
         if text:
             return text
     return "on a lock"
 
 
-def phase(frames: tuple[Frame, ...]) -> str:
+def find_phase(frames: tuple[Frame, ...]) -> str:
     """Return the phase of a rank by its main thread's frames: the innermost frame with a phase decides."""
-    phases = (_phase_of(frame) for frame in frames)
+    phases = (_frame_phase(frame) for frame in frames)
     return next(filter(None, phases), "train" if frames else "")
 
 
-def _phase_of(frame: Frame) -> str:
+def _frame_phase(frame: Frame) -> str:
     if _IMPORT.search(frame.file):
         return "import"
-    if _RENDEZVOUS.search(frame.function) and not is_users(frame):
+    if _RENDEZVOUS.search(frame.function) and not is_users_frame(frame):
         return "rendezvous"
     if "/torch/distributed/rendezvous.py" in frame.file:
         return "rendezvous"
-    if _EXIT.search(frame.function) and not is_users(frame):
+    if _EXIT.search(frame.function) and not is_users_frame(frame):
         return "exit"
     if frame.file.endswith(("/torch/serialization.py", "/safetensors/torch.py")) or (
         "/torch/distributed/checkpoint/" in frame.file
     ):
         return "save" if "load" not in frame.function else ""
-    if is_users(frame) and _SAVE.search(frame.function):
+    if is_users_frame(frame) and _SAVE.search(frame.function):
         return "save"
-    if is_users(frame) and _EVALUATE.search(frame.function):
+    if is_users_frame(frame) and _EVALUATE.search(frame.function):
         return "evaluate"
     return ""
 
 
 def _collective_name(waits: list[Frame]) -> str:
     """Return what the user has called: the outermost frame of torch's own functions, without wrappers."""
-    names = list(_names(waits))
+    names = list(_call_names(waits))
     return names[-1] if names else waits[-1].function
 
 
-def _names(waits: list[Frame]) -> Iterator[str]:
+def _call_names(waits: list[Frame]) -> Iterator[str]:
     for frame in waits:
         if frame.file.endswith("/rendezvous.py"):
             yield "the rendezvous"

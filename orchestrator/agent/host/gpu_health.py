@@ -35,13 +35,13 @@ class GpuHealth:
 
 def read() -> GpuHealth:
     """Ask nvidia-smi and the kernel's log, each within its limit."""
-    health, tool = GpuHealth(), gpus.program()
+    health, tool = GpuHealth(), gpus.find_nvidia_smi()
     if tool is None:
         return health
     try:
         table = _query(tool, "gpu", (*_BASICS, *_SLOWDOWNS)) or _query(tool, "gpu", _BASICS)
         if not table:
-            health.fault = f"`{tool} --query-gpu` fails: {_last_words(tool)}"
+            health.fault = f"`{tool} --query-gpu` fails: {_last_output(tool)}"
             return health
         health.gpus = tuple(_gpu(row) for row in table if len(row) >= len(_BASICS))
         apps = _query(tool, "compute-apps", ("pid", "gpu_uuid", "used_memory"))
@@ -56,13 +56,13 @@ def read() -> GpuHealth:
 def _query(tool: str, what: str, fields: Sequence[str]) -> list[list[str]]:
     """Return a table of nvidia-smi, empty when it refuses: an older driver does not know every field."""
     options = (f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits")
-    done = gpus.run(tool, *options, limit_s=NVIDIA_SMI_S_MAX)
-    return gpus.rows(done.stdout) if done.returncode == 0 else []
+    done = gpus.run_nvidia_smi(tool, *options, limit_s=NVIDIA_SMI_S_MAX)
+    return gpus.parse_csv(done.stdout) if done.returncode == 0 else []
 
 
-def _last_words(tool: str) -> str:
-    done = gpus.run(tool, "-L", limit_s=NVIDIA_SMI_S_MAX)
-    return gpus.printed(done) or f"code {done.returncode}"
+def _last_output(tool: str) -> str:
+    done = gpus.run_nvidia_smi(tool, "-L", limit_s=NVIDIA_SMI_S_MAX)
+    return gpus.output_line(done) or f"code {done.returncode}"
 
 
 def _gpu(row: Sequence[str]) -> GpuFacts:
@@ -74,7 +74,7 @@ def _gpu(row: Sequence[str]) -> GpuFacts:
 
 def _user(row: Sequence[str]) -> GpuUser:
     pid = int(row[0])
-    command = procfs.text(procfs.PROC / str(pid) / "cmdline").replace("\0", " ").strip()
+    command = procfs.read_text(procfs.PROC / str(pid) / "cmdline").replace("\0", " ").strip()
     return GpuUser(pid, row[1], _number(row[2]), command[:COMMAND_CHARS_MAX])
 
 

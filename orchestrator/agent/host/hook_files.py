@@ -40,4 +40,4 @@ def install_hook(node_folder: Path) -> None:
         file = node_folder / "hook" / name
         file.parent.mkdir(exist_ok=True)
         if not file.exists() or ownership.read_regular(file) != source:
-            full_disk.wait_for(functools.partial(replace_bytes, file, source, durable=False))
+            full_disk.retry_while_full(functools.partial(replace_bytes, file, source, durable=False))

@@ -10,7 +10,7 @@ import time
 from collections import deque
 
 from orchestrator.core.jobdir import ownership
-from orchestrator.core.jobdir.durable import make_inside
+from orchestrator.core.jobdir.durable import make_subfolders
 from orchestrator.core.jobdir.layout import JobDir
 
 WAITING_MAX = 1000
@@ -40,8 +40,8 @@ class NodeLog:
     def _write(self) -> None:
         while self._waiting:
             attempt, line = self._waiting[0]
-            make_inside(self._job.root, self._job.attempt_logs(attempt))
-            with ownership.growing_file(self._job.node_log(attempt, self._node)) as file:
+            make_subfolders(self._job.root, self._job.attempt_logs(attempt))
+            with ownership.open_for_append(self._job.node_log(attempt, self._node)) as file:
                 written_bytes = file.write(line)
             if written_bytes < len(line):  # the rest waits for room
                 self._waiting[0] = (attempt, line[written_bytes:])

@@ -21,15 +21,15 @@ from orchestrator.core.host_facts import Link
 DIAL_S_MAX = 2.0
 """How long one address may take to answer."""
 
-QUIET_S_MAX = 5.0
+SILENT_S_MAX = 5.0
 """How long a listener waits for more data from a connected dialler."""
 
 ADDRESSES_MAX = 4
 PINGS = 10
 BLOCK = bytes(1 << 16)
 COUNT_BYTES = 8
-GUESTS_MAX = 64
-STRANGER = "another machine answered"
+DIALLERS_MAX = 64
+WRONG_MACHINE = "another machine answered"
 
 
 class PeerListener:
@@ -38,10 +38,10 @@ class PeerListener:
     def __init__(self, token: str, port: int | None) -> None:
         """Raises HostError when the fixed port is taken."""
         self._token = token
-        first = rendezvous.held_port(token, port)
+        first = rendezvous.hold_port(token, port)
         self._sockets = (first, rendezvous.listen(0))
         self.ports = tuple(int(sock.getsockname()[1]) for sock in self._sockets)
-        self._guests = threading.Semaphore(GUESTS_MAX)
+        self._dialler_slots = threading.Semaphore(DIALLERS_MAX)
         for sock in self._sockets:
             sock.setblocking(True)
             threading.Thread(target=self._accept, args=(sock,), daemon=True).start()
@@ -56,30 +56,30 @@ class PeerListener:
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
-                guest, _ = listener.accept()
-                if self._guests.acquire(blocking=False):
-                    threading.Thread(target=self._serve, args=(guest,), daemon=True).start()
+                dialler, _ = listener.accept()
+                if self._dialler_slots.acquire(blocking=False):
+                    threading.Thread(target=self._serve, args=(dialler,), daemon=True).start()
                 else:
-                    guest.close()
+                    dialler.close()
 
-    def _serve(self, guest: socket.socket) -> None:
+    def _serve(self, dialler: socket.socket) -> None:
         try:
-            with guest, contextlib.suppress(OSError):
-                guest.settimeout(QUIET_S_MAX)
-                guest.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                nonce = _received(guest, rendezvous.NONCE_BYTES)
-                guest.sendall(rendezvous.proof(self._token, nonce, 0))
+            with dialler, contextlib.suppress(OSError):
+                dialler.settimeout(SILENT_S_MAX)
+                dialler.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                nonce = _receive(dialler, rendezvous.NONCE_BYTES)
+                dialler.sendall(rendezvous.proof(self._token, nonce, 0))
                 for _ in range(PINGS):
-                    guest.sendall(_received(guest, 1))
+                    dialler.sendall(_receive(dialler, 1))
                 count = 0
-                while data := guest.recv(1 << 18):
+                while data := dialler.recv(1 << 18):
                     count += len(data)
-                guest.sendall(count.to_bytes(COUNT_BYTES, "big"))
+                dialler.sendall(count.to_bytes(COUNT_BYTES, "big"))
         finally:
-            self._guests.release()
+            self._dialler_slots.release()
 
 
-def measure(addresses: Sequence[str], ports: Sequence[int], token: str, send_s: float) -> Link:
+def measure_link(addresses: Sequence[str], ports: Sequence[int], token: str, send_s: float) -> Link:
     """Dial each port of another node at the first of its addresses that answers; send for `send_s` to the first port."""
     address, rtt_s, bytes_per_s = "", 0.0, 0.0
     faults = []
@@ -102,35 +102,35 @@ def measure(addresses: Sequence[str], ports: Sequence[int], token: str, send_s: 
 def _dial(address: str, port: int, token: str, send_s: float) -> tuple[float, float]:
     """Return the round trip and the throughput. Raises OSError."""
     with socket.create_connection((address, port), timeout=DIAL_S_MAX) as line:
-        line.settimeout(QUIET_S_MAX)
+        line.settimeout(SILENT_S_MAX)
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         nonce = secrets.token_bytes(rendezvous.NONCE_BYTES)
         line.sendall(nonce)
-        wanted = rendezvous.proof(token, nonce, 0)
-        if not hmac.compare_digest(_received(line, len(wanted)), wanted):
-            raise OSError(STRANGER)
+        expected = rendezvous.proof(token, nonce, 0)
+        if not hmac.compare_digest(_receive(line, len(expected)), expected):
+            raise OSError(WRONG_MACHINE)
         rtt_s = min(_ping(line) for _ in range(PINGS))
         began_s = time.monotonic()
         while send_s and time.monotonic() - began_s < send_s:
             line.sendall(BLOCK)
         line.shutdown(socket.SHUT_WR)
-        count = int.from_bytes(_received(line, COUNT_BYTES), "big")
+        count = int.from_bytes(_receive(line, COUNT_BYTES), "big")
         return rtt_s, count / max(time.monotonic() - began_s, 1e-6) if send_s else 0.0
 
 
 def _ping(line: socket.socket) -> float:
     began_s = time.monotonic()
     line.sendall(b"p")
-    _received(line, 1)
+    _receive(line, 1)
     return time.monotonic() - began_s
 
 
-def _received(line: socket.socket, wanted_bytes: int) -> bytes:
+def _receive(line: socket.socket, wanted_bytes: int) -> bytes:
     data = b""
     while len(data) < wanted_bytes:
         more = line.recv(wanted_bytes - len(data))
         if not more:
-            raise OSError(STRANGER)
+            raise OSError(WRONG_MACHINE)
         data += more
     return data
 

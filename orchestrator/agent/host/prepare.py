@@ -16,23 +16,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.agent.host import rendezvous, setup_script
-from orchestrator.agent.outputs.save_scanner import Hasher
-from orchestrator.agent.ranks import warm
+from orchestrator.agent.outputs.checkpoint_scanner import Hasher
+from orchestrator.agent.ranks import warm_start
 from orchestrator.agent.ranks.rank_start import NodeEnvironment, RankCall
 from orchestrator.core import codec, observations
 from orchestrator.core.checkpoints import disk
-from orchestrator.core.checkpoints.save import Save
+from orchestrator.core.checkpoints.checkpoint import CheckpointRecord
 from orchestrator.core.errors import Cancelled, HostError
 from orchestrator.core.host import hardware, interfaces, process_tags, procfs
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.settings import rank_env
 from orchestrator.core.settings.rank_env import NodePlan
-from orchestrator.core.settings.rank_settings import Layers, Setting, settings
+from orchestrator.core.settings.rank_settings import EnvLayers, Setting, decide_settings
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.agent_config import AgentConfig
 
-AWAY_S_MAX = 600.0
+FOLDER_S_MAX = 600.0
 """How long the job's folder may be missing before an attempt: an automounter or a file server may be slow."""
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -49,7 +49,7 @@ class Preparation:
         hasher: Hasher,
         report: Callable[[reports.ReliableReport], None],
         note: Callable[[str], None],
-        launch: Callable[[NodePlan, Layers], None],
+        launch: Callable[[NodePlan, EnvLayers], None],
     ) -> None:
         """`environ` is the agent's own environment, the base of the ranks' unless the submitter's is; `note` writes to the
         node's log, from any thread; `launch` runs the script of an order, and `called` follows for each launcher that it calls."""
@@ -62,22 +62,22 @@ class Preparation:
         self._environ = environ
         self._hasher = hasher
         self._report = report
-        self._setup: setup_script.Setup | None = None
+        self._setup: setup_script.SetupRun | None = None
         self._order: orders.PrepareNode | None = None
         # The environment that setup lines made, by the lines: of the last that ran.
-        self._made: dict[tuple[str, ...], dict[str, str]] = {}
+        self._setup_env: dict[tuple[str, ...], dict[str, str]] = {}
         # What the setup lines have left running, such as a mounted file system: it is there for all attempts.
         self._daemons: tuple[procfs.Proc, ...] = ()
-        self._verifying: asyncio.Task[None] | None = None
+        self._verify_task: asyncio.Task[None] | None = None
         self._listener: rendezvous.Listener | None = None
-        self._probing: set[asyncio.Task[None]] = set()
+        self._probe_tasks: set[asyncio.Task[None]] = set()
         self._program = ""
-        self.starter = warm.Starter()
+        self.starter = warm_start.RankStarter()
         # The job's folder was not there: the order, and how long that is waited for
-        self._away: tuple[orders.PrepareNode, float] | None = None
+        self._awaiting_folder: tuple[orders.PrepareNode, float] | None = None
         # All is ready but the template: the order, and the port that is held for it
-        self._held: tuple[orders.PrepareNode, socket.socket | None] | None = None
-        self.layers = Layers({}, {}, {})
+        self._awaiting_template: tuple[orders.PrepareNode, socket.socket | None] | None = None
+        self.layers = EnvLayers({}, {}, {})
         self.ready = reports.Prepared(0, "", 0, ())
 
     @property
@@ -88,7 +88,7 @@ class Preparation:
     @property
     def is_importing(self) -> bool:
         """Whether the node is ready but for the template that its ranks are forked from."""
-        return self._held is not None
+        return self._awaiting_template is not None
 
     def environment(
         self,
@@ -98,8 +98,8 @@ class Preparation:
     ) -> NodeEnvironment:
         """Return the environment of the ranks of the latest order, from what the host has now and from what else is set."""
         assert self._order is not None
-        at = self._at(self._order)
-        decided = settings(hardware.gather(self.layers.given), at, self.layers, interface, evidence)
+        at = self._node_plan(self._order)
+        decided = decide_settings(hardware.gather(self.layers.given), at, self.layers, interface, evidence)
         return NodeEnvironment(
             at, self.layers, (*decided, *more), self._program, self._config.tag, self._submitted_from()
         )
@@ -116,7 +116,7 @@ class Preparation:
                 return str(path)
         return ""
 
-    def _at(self, order: orders.PrepareNode) -> NodePlan:
+    def _node_plan(self, order: orders.PrepareNode) -> NodePlan:
         path, step = (order.resume.path, order.resume.step) if order.resume is not None else ("", None)
         return NodePlan(order.plan, self._job, self._config.node, order.attempt, order.nodes, path, step)
 
@@ -129,7 +129,7 @@ class Preparation:
     @property
     def pids(self) -> set[int]:
         """The processes of the preparation that live on when ranks are stopped."""
-        daemons = [daemon.pid for daemon in self._daemons if procfs.alive(daemon)]
+        daemons = [daemon.pid for daemon in self._daemons if procfs.is_alive(daemon)]
         return {self.setup_pid or 0, self.starter.pid, *daemons}
 
     def begin(self, order: orders.PrepareNode) -> None:
@@ -137,31 +137,35 @@ class Preparation:
         if self.ready.attempt == order.attempt:
             self._report(self.ready)
             return
-        if self._verifying is not None and self._order == order:
+        if self._verify_task is not None and self._order == order:
             return  # the same order again, while the checkpoint is verified
-        if self._held is not None and self._held[0] == order:
+        if self._awaiting_template is not None and self._awaiting_template[0] == order:
             return  # the same, while the template imports
-        if self._away is not None and self._away[0] == order and not self._job.root.exists():
+        if (
+            self._awaiting_folder is not None
+            and self._awaiting_folder[0] == order
+            and not self._job.root.exists()
+        ):
             return  # the same, while the job's folder is missing
-        self.let_go()
+        self.release()
         self._order, self._call = order, 0
-        self._away = None
+        self._awaiting_folder = None
         if not self._job.root.exists():
-            self._note(f"{self._job.root} does not exist: waiting for it, up to {AWAY_S_MAX:g} s")
-            self._away = order, time.monotonic() + AWAY_S_MAX
+            self._note(f"{self._job.root} does not exist: waiting for it, up to {FOLDER_S_MAX:g} s")
+            self._awaiting_folder = order, time.monotonic() + FOLDER_S_MAX
             return
         if self._setup is not None:
             return  # setup lines of an earlier order still run: their end continues with this order
-        if not order.plan.setup or order.plan.setup in self._made:
-            self._check(order)
+        if not order.plan.setup or order.plan.setup in self._setup_env:
+            self._check_resume(order)
         else:
             self._run_setup(order)
 
     def probe(self, order: orders.Probe) -> None:
         """Probe which of these addresses lead to the first node; report `Probed` later."""
         task = asyncio.get_running_loop().create_task(self._probe(order))
-        self._probing.add(task)
-        task.add_done_callback(self._probing.discard)
+        self._probe_tasks.add(task)
+        task.add_done_callback(self._probe_tasks.discard)
 
     async def _probe(self, order: orders.Probe) -> None:
         reached, missed = await rendezvous.probe(
@@ -171,189 +175,199 @@ class Preparation:
         self._note(f"the first node is reached at {hits or 'none of its addresses'}; {'; '.join(missed)}")
         self._report(reports.Probed(order.attempt, reached, missed))
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the held port, and stop waiting; what is ready stays ready."""
-        self._away = None
+        self._awaiting_folder = None
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        if self._verifying is not None:
-            self._verifying.cancel()
-            self._verifying = None
-        if self._held is not None:
-            if self._held[1] is not None:
-                self._held[1].close()
-            self._held = None
+        if self._verify_task is not None:
+            self._verify_task.cancel()
+            self._verify_task = None
+        if self._awaiting_template is not None:
+            if self._awaiting_template[1] is not None:
+                self._awaiting_template[1].close()
+            self._awaiting_template = None
 
     def poll(self) -> None:
         """Continue once the job's folder exists and the template has imported, or the limits of these waits have passed."""
         self.starter.poll()
-        if self._away is not None:
-            order, due_s = self._away
+        if self._awaiting_folder is not None:
+            order, due_s = self._awaiting_folder
             if self._job.root.exists():
                 self.begin(order)
             elif time.monotonic() > due_s:
-                self._away = None
+                self._awaiting_folder = None
                 what = f"{self._job.root} no longer exists"
                 self._report(reports.PrepareFailed(order.attempt, what, ""))
-        if self._held is not None and not self.starter.is_importing:
-            (order, held), self._held = self._held, None
+        if self._awaiting_template is not None and not self.starter.is_importing:
+            (order, held), self._awaiting_template = self._awaiting_template, None
             self._finish(order, held)
 
-    def ended(self, pid: int, status: int) -> bool:
+    def note_exit(self, pid: int, status: int) -> bool:
         """Take the wait status of a reaped process, if it belongs to the preparation."""
         if pid == self.setup_pid:
-            self.setup_ended(status)
+            self.note_setup_exit(status)
             return True
-        return self.starter.ended(pid)
+        return self.starter.note_exit(pid)
 
     def close(self) -> None:
         """Release the port and end the template."""
-        self.let_go()
+        self.release()
         self.starter.close()
 
-    def _layers(self, order: orders.PrepareNode) -> Layers:
+    def _build_layers(self, order: orders.PrepareNode) -> EnvLayers:
         """Return what ranks are given, after setup lines that have run; with the leased GPUs unless the user chose some."""
         plan = order.plan
         host = self._environ if plan.backend != "local" else {}
-        job = rank_env.node_env(self._at(order), order.outer, order.secrets)
-        if plan.setup in self._made:
-            return Layers(host, job, self._made[plan.setup])
+        job = rank_env.node_env(self._node_plan(order), order.outer, order.secrets)
+        if plan.setup in self._setup_env:
+            return EnvLayers(host, job, self._setup_env[plan.setup])
         # The first marks the processes of this job on this node
         node = {process_tags.NAME: self._config.tag}
         if self._config.gpus and _GPUS not in job:
             node[_GPUS] = ",".join(self._config.gpus)
-        layers = Layers.of(host, job, node)
-        path = setup_script.path_with(plan.pythons, layers.given, self._job.code)
+        layers = EnvLayers.before_setup(host, job, node)
+        path = setup_script.extended_path(plan.pythons, layers.given, self._job.code)
         if path and "PATH" in plan.env:
             self._note(
                 f"PATH is set by env in the job file: {path.partition(os.pathsep)[0]} is not put first"
             )
         elif path:
-            layers = Layers.of(host, job, {**node, "PATH": path})
+            layers = EnvLayers.before_setup(host, job, {**node, "PATH": path})
         return layers
 
     def _run_setup(self, order: orders.PrepareNode) -> None:
         log = self._job.node_log(order.attempt, self._config.node)
         folder = self._job.node(self._config.node)
         try:
-            env = self._layers(order).given
-            self._setup = setup_script.Setup(order.plan.setup, env, self._job.code, folder, log)
+            env = self._build_layers(order).given
+            self._setup = setup_script.SetupRun(order.plan.setup, env, self._job.code, folder, log)
         except HostError as err:
             self._report(reports.PrepareFailed(order.attempt, err.reason, err.tail))
 
-    def setup_ended(self, status: int) -> None:
+    def note_setup_exit(self, status: int) -> None:
         """Take the wait status of the setup lines' process."""
         setup, order = self._setup, self._order
         assert setup is not None and order is not None
         self._setup = None
         try:
-            self._made = {order.plan.setup: setup.result(status)}
+            self._setup_env = {order.plan.setup: setup.result(status)}
         except HostError as err:
             self._report(reports.PrepareFailed(order.attempt, err.reason, err.tail))
             return
-        left = [(pid, procfs.stat(pid)) for pid in procfs.descendants(os.getpid())]
-        self._daemons = tuple(procfs.Proc(pid, stat.start_ticks) for pid, stat in left if stat is not None)
-        self._check(order)
+        survivors = [(pid, procfs.stat(pid)) for pid in procfs.descendants(os.getpid())]
+        self._daemons = tuple(
+            procfs.Proc(pid, stat.start_ticks) for pid, stat in survivors if stat is not None
+        )
+        self._check_resume(order)
 
-    def _check(self, order: orders.PrepareNode) -> None:
+    def _check_resume(self, order: orders.PrepareNode) -> None:
         """Move torn checkpoints out of the way, and compare the checkpoint to resume from on this host; then finish."""
         if order.save is None and not order.torn:
             self._make_ready(order)
         else:
-            self._verifying = asyncio.get_running_loop().create_task(self._verify(order))
+            self._verify_task = asyncio.get_running_loop().create_task(self._verify(order))
 
     async def _verify(self, order: orders.PrepareNode) -> None:
-        self._hasher.is_hurried = True
+        self._hasher.is_unthrottled = True
         try:
-            fault = await asyncio.wrap_future(self._hasher.run(lambda pace: self._compare(order, pace)))
+            fault = await asyncio.wrap_future(
+                self._hasher.run(lambda pace: self._compare_checkpoint(order, pace))
+            )
         except Cancelled:
             return
-        self._verifying = None
+        self._verify_task = None
         if fault:
             reason = f"the checkpoint to resume from is not complete on this host: {fault}"
-            is_copy = order.save is not None and order.save.places[0].host
+            is_copy = order.save is not None and order.save.locations[0].host
             number = order.save.number if order.save is not None and not is_copy else 0
             self._report(reports.PrepareFailed(order.attempt, reason, "", number))
         else:
             self._make_ready(order)
 
-    def _compare(self, order: orders.PrepareNode, pace: disk.Pace) -> str:
+    def _compare_checkpoint(self, order: orders.PrepareNode, pace: disk.Pace) -> str:
         """Return how the checkpoint to resume from differs here from the ledger; empty for nothing."""
-        for save in order.torn:
-            for name, to in disk.set_aside(Path(save.places[0].root), save):
-                self._note(f"{name} is torn ({save.why}): moved to {to}")
+        for checkpoint in order.torn:
+            for name, to in disk.quarantine(Path(checkpoint.locations[0].root), checkpoint):
+                self._note(f"{name} is torn ({checkpoint.why}): moved to {to}")
         if order.save is None:
             return ""
         if Path(os.path.realpath(order.save.path)).is_relative_to(os.path.realpath(self._job.root)):
-            for name, to in disk.set_aside_begun(
-                Path(order.save.places[0].root), order.save, order.attempt - 1
+            for name, to in disk.quarantine_unfinished(
+                Path(order.save.locations[0].root), order.save, order.attempt - 1
             ):
                 self._note(f"{name} is torn (has no file yet): moved to {to}")
-        found = disk.compare(order.save, deep=order.deep, pace=pace)
-        if found.fault and not found.is_unsure and order.save.places[0].host:
-            self._forget_copies(order.save, order, pace)
-        return found.fault
+        comparison = disk.compare(order.save, deep=order.deep, pace=pace)
+        if comparison.fault and not comparison.is_unsure and order.save.locations[0].host:
+            self._delete_stale_copies(order.save, order, pace)
+        return comparison.fault
 
-    def _forget_copies(self, save: Save, order: orders.PrepareNode, pace: disk.Pace) -> None:
+    def _delete_stale_copies(
+        self, checkpoint: CheckpointRecord, order: orders.PrepareNode, pace: disk.Pace
+    ) -> None:
         """Delete the files of a checkpoint that differ on this host from the job folder, so that they are copied again."""
-        for piece in save.pieces:
-            found = disk.compare(replace(save, pieces=(piece,)), deep=order.deep, pace=pace)
-            path = Path(save.places[0].root) / piece.name
-            if found.fault and not found.is_unsure and path.exists():
+        for file in checkpoint.files:
+            comparison = disk.compare(replace(checkpoint, files=(file,)), deep=order.deep, pace=pace)
+            path = Path(checkpoint.locations[0].root) / file.name
+            if comparison.fault and not comparison.is_unsure and path.exists():
                 with contextlib.suppress(OSError):
                     path.unlink()
-                    self._note(f"deleted, to be copied again: {found.fault}")
+                    self._note(f"deleted, to be copied again: {comparison.fault}")
 
     def _make_ready(self, order: orders.PrepareNode) -> None:
         """Find the program, begin its template, and hold the port."""
-        self.layers, plan = self._layers(order), order.plan
+        self.layers, plan = self._build_layers(order), order.plan
         if plan.launches:
-            self._launch(self._at(order), self.layers)
+            self._launch(self._node_plan(order), self.layers)
         else:
-            self._hold(order, () if plan.starts_fresh else plan.argv, self._job.code)
+            self._hold_port(order, () if plan.starts_fresh else plan.argv, self._job.code)
 
-    def called(self, call: RankCall) -> None:
+    def prepare_call(self, call: RankCall) -> None:
         """Make the node ready for a launcher call of its script: the template and the port, then `Prepared`."""
         order = self._order
         assert order is not None
         self._call = call.number
-        self.layers = Layers(self.layers.host, self.layers.job, call.env)
-        self._hold(order, () if order.plan.starts_fresh else call.argv_of(0, ()), call.cwd)
+        self.layers = EnvLayers(self.layers.host, self.layers.job, call.env)
+        self._hold_port(order, () if order.plan.starts_fresh else call.rank_argv(0, ()), call.cwd)
 
-    def _hold(self, order: orders.PrepareNode, argv: tuple[str, ...], cwd: Path) -> None:
+    def _hold_port(self, order: orders.PrepareNode, argv: tuple[str, ...], cwd: Path) -> None:
         try:
-            self._program = setup_script.first_program(order.plan.programs, self.layers.given, self._job.code)
+            self._program = setup_script.find_first_program(
+                order.plan.programs, self.layers.given, self._job.code
+            )
             # Never the port of the previous attempt: another process may have it.
             candidates = rendezvous.PORT_RANGE[(order.attempt + self._call) % 2 :: 2]
             seed = f"{self._incarnation} {order.attempt} {self._call}"
             is_first = order.nodes[:1] == (self._config.node,)
-            held = rendezvous.held_port(seed, order.plan.rendezvous_port, candidates) if is_first else None
+            port_socket = (
+                rendezvous.hold_port(seed, order.plan.rendezvous_port, candidates) if is_first else None
+            )
         except HostError as err:
             self._report(reports.PrepareFailed(order.attempt, str(err), ""))
             return
         if argv:
-            shared = self.environment("", Path("evidence")).of_a_rank({})
-            words = argv if self._call else (self._program, *argv[1:])
-            self.starter.prepare(words, shared, self._job, self._config.node, cwd)
-        self._held = order, held
+            shared = self.environment("", Path("evidence")).build_env({})
+            template_argv = argv if self._call else (self._program, *argv[1:])
+            self.starter.prepare(template_argv, shared, self._job, self._config.node, cwd)
+        self._awaiting_template = order, port_socket
         self.poll()
 
-    def _finish(self, order: orders.PrepareNode, held: socket.socket | None) -> None:
+    def _finish(self, order: orders.PrepareNode, port_socket: socket.socket | None) -> None:
         """Report that the node is ready."""
-        port = held.getsockname()[1] if held is not None else 0
-        self.ready = reports.Prepared(order.attempt, "", port, self._listen(held, order), self._call)
+        port = port_socket.getsockname()[1] if port_socket is not None else 0
+        self.ready = reports.Prepared(order.attempt, "", port, self._listen(port_socket, order), self._call)
         self._report(self.ready)
 
     def _listen(
-        self, held: socket.socket | None, order: orders.PrepareNode
+        self, port_socket: socket.socket | None, order: orders.PrepareNode
     ) -> tuple[observations.Address, ...]:
         """Listen for probes on the port until the ranks start, if ordered; return the addresses to probe."""
-        if held is None:
+        if port_socket is None:
             return ()
         # The first call of a script has found the way for the later ones
         if order.plan.pool is None or len(order.nodes) == 1 or self._call > 1:
-            held.close()
+            port_socket.close()
             return ()
-        self._listener = rendezvous.Listener(held, self._config.token, order.attempt)
-        return interfaces.addresses()
+        self._listener = rendezvous.Listener(port_socket, self._config.token, order.attempt)
+        return interfaces.list_addresses()

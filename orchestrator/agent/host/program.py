@@ -24,55 +24,55 @@ REDUCE_S_MAX = 75.0
 REDUCE_GROUP_S_MAX = 15.0
 """How long its ranks wait for one another once each has torch."""
 
-WORDS_CHARS_MAX = 300
+ERROR_CHARS_MAX = 300
 _FOLDER = Path("/")
 
 
-def ask(step: GatherFacts, env: Mapping[str, str]) -> ProgramFacts:
+def probe_program(step: GatherFacts, env: Mapping[str, str]) -> ProgramFacts:
     """Probe the ranks' Python; `env` is all of its environment."""
-    asked = {
+    request = {
         "sources": [{"path": source.path, "text": source.text} for source in step.sources],
-        "own": list(step.own), "counts_gpus": step.counts_gpus,
+        "own": list(step.own_modules), "counts_gpus": step.counts_gpus,
     }  # fmt: skip
-    done = _run(step.program, "program_probe", asked, env, PROBE_S_MAX)
-    if isinstance(done, str):
-        return ProgramFacts(fault=done)
-    missing = tuple(MissingImport(**one) for one in done.get("missing", []))
-    words = {name: str(done.get(name, "")) for name in _TEXTS}
-    return ProgramFacts(gpus=int(done.get("gpus", UNKNOWN)), missing=missing, **words)
+    answer = _run_script(step.program, "program_probe", request, env, PROBE_S_MAX)
+    if isinstance(answer, str):
+        return ProgramFacts(fault=answer)
+    missing = tuple(MissingImport(**one) for one in answer.get("missing", []))
+    texts = {name: str(answer.get(name, "")) for name in _TEXT_FIELDS}
+    return ProgramFacts(gpus=int(answer.get("gpus", UNKNOWN)), missing=missing, **texts)
 
 
-_TEXTS = ("python", "torch", "no_torch", "cuda", "nccl", "syntax", "changes_path")
+_TEXT_FIELDS = ("python", "torch", "no_torch", "cuda", "nccl", "syntax", "changes_path")
 
 
-def all_reduce(program: str, env: Mapping[str, str], asked: Mapping[str, Any]) -> str:
+def all_reduce(program: str, env: Mapping[str, str], request: Mapping[str, Any]) -> str:
     """Take part in an all-reduce as one rank; return why it failed, empty when it did not."""
-    done = _run(program, "reduce_rank", dict(asked), env, REDUCE_S_MAX)
-    fault = done if isinstance(done, str) else str(done.get("fault", ""))
-    return fault[:WORDS_CHARS_MAX]
+    answer = _run_script(program, "reduce_rank", dict(request), env, REDUCE_S_MAX)
+    fault = answer if isinstance(answer, str) else str(answer.get("fault", ""))
+    return fault[:ERROR_CHARS_MAX]
 
 
-def _run(
-    program: str, script: str, asked: dict[str, Any], env: Mapping[str, str], limit_s: float
+def _run_script(
+    program: str, script: str, request: dict[str, Any], env: Mapping[str, str], limit_s: float
 ) -> dict[str, Any] | str:
     """Run a script of this package with a Python; return the object in its last line, or why there is none.
 
     It runs in a session of its own, so that all it starts ends with it.
     """
-    found = shutil.which(str(Path(program).expanduser()), path=env.get("PATH"))
+    executable = shutil.which(str(Path(program).expanduser()), path=env.get("PATH"))
     text = pkgutil.get_data(__package__ or "", f"{script}.py")
     assert text is not None
-    if found is None:
+    if executable is None:
         return f"there is no {program}"
     try:
         child = subprocess.Popen(
-            [found, "-c", text.decode()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [executable, "-c", text.decode()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True, errors="replace", cwd=_FOLDER, env=dict(env), start_new_session=True,
         )  # fmt: skip
     except OSError as err:
         return f"it cannot be run: {err.strerror}"
     try:
-        output, errors = child.communicate(json.dumps(asked), timeout=limit_s)
+        output, errors = child.communicate(json.dumps(request), timeout=limit_s)
     except subprocess.TimeoutExpired:
         return f"no answer within {limit_s:g} s"
     finally:
@@ -83,8 +83,8 @@ def _run(
                 return dict(json.loads(line))
             except ValueError:
                 break
-    words = errors.strip().splitlines()[-1:] or [f"it ended with code {child.returncode}"]
-    return words[0][:WORDS_CHARS_MAX]
+    error_lines = errors.strip().splitlines()[-1:] or [f"it ended with code {child.returncode}"]
+    return error_lines[0][:ERROR_CHARS_MAX]
 
 
 def _end(child: subprocess.Popen[str]) -> None:

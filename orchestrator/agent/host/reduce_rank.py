@@ -14,19 +14,19 @@ ELEMENTS = 1 << 18
 """A megabyte: more than what goes out in one packet."""
 
 
-def reduce(asked: dict[str, Any]) -> str:
+def all_reduce(request: dict[str, Any]) -> str:
     """Take part, and return the fault."""
     import torch
     import torch.distributed as dist
 
-    limit = datetime.timedelta(seconds=asked["group_s_max"])
-    store = f"tcp://{asked['address']}:{asked['port']}"
-    on_gpu = bool(asked["on_gpu"]) and torch.cuda.is_available()
+    limit = datetime.timedelta(seconds=request["group_s_max"])
+    store = f"tcp://{request['address']}:{request['port']}"
+    on_gpu = bool(request["on_gpu"]) and torch.cuda.is_available()
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         init_method=store,
-        rank=asked["rank"],
-        world_size=asked["world"],
+        rank=request["rank"],
+        world_size=request["world"],
         timeout=limit,
     )
     ones = torch.ones(ELEMENTS, device="cuda:0" if on_gpu else "cpu")
@@ -34,15 +34,15 @@ def reduce(asked: dict[str, Any]) -> str:
     total = float(ones.sum())
     dist.barrier()
     dist.destroy_process_group()
-    wanted = float(asked["world"] * ELEMENTS)
-    return "" if total == wanted else f"the sum is {total:g}, and should be {wanted:g}"
+    expected = float(request["world"] * ELEMENTS)
+    return "" if total == expected else f"the sum is {total:g}, and should be {expected:g}"
 
 
 def main() -> None:
     """Take part once."""
-    asked = json.loads(sys.stdin.read())
+    request = json.loads(sys.stdin.read())
     try:
-        fault = reduce(asked)
+        fault = all_reduce(request)
     except BaseException as err:
         lines = str(err).strip().splitlines() or [""]
         fault = f"{type(err).__name__}: {lines[0]}"

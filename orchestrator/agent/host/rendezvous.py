@@ -17,40 +17,40 @@ from collections.abc import Callable
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.host import interfaces
-from orchestrator.core.observations import Reached
-from orchestrator.core.wire.accepting import Acceptor
+from orchestrator.core.observations import ReachableAddress
+from orchestrator.core.wire.port_acceptor import Acceptor
 
 PORT_TRIES_MAX = 200
 PORT_RANGE = range(20_000, 30_000)
 """Below the ports that Linux gives to outgoing connections (32,768 and up), so that no connection takes a job's."""
 
 
-def held_port(seed: str, fixed: int | None, ports: range = PORT_RANGE) -> socket.socket:
+def hold_port(seed: str, fixed: int | None, ports: range = PORT_RANGE) -> socket.socket:
     """Return a socket that listens on the fixed port, or on a free one of `ports`. Raises HostError when none is free.
 
     The caller closes it right before another process takes the port.
     """
     if fixed is not None:
-        return _held(fixed)
+        return _hold_one(fixed)
     chooser = random.Random(seed)
     for _ in range(PORT_TRIES_MAX):
         with contextlib.suppress(HostError):
-            return _held(chooser.choice(ports))
+            return _hold_one(chooser.choice(ports))
     raise HostError(f"no free port among {PORT_TRIES_MAX} between {ports.start} and {ports.stop}")
 
 
 def free_port(seed: str) -> int:
     """Return a TCP port that is free now. Raises HostError after `PORT_TRIES_MAX` tries."""
-    with held_port(seed, None) as held:
+    with hold_port(seed, None) as held:
         return int(held.getsockname()[1])
 
 
-def _held(port: int) -> socket.socket:
+def _hold_one(port: int) -> socket.socket:
     try:
         return listen(port)
     except OSError as err:
-        who = interfaces.holder(port) if err.errno == errno.EADDRINUSE else ""
-        taken = f"is taken by {who}" if who else f"cannot be listened on: {err.strerror}"
+        holder = interfaces.describe_listener(port) if err.errno == errno.EADDRINUSE else ""
+        taken = f"is taken by {holder}" if holder else f"cannot be listened on: {err.strerror}"
         raise HostError(f"port {port} {taken}; choose another rendezvous.port, or none") from err
 
 
@@ -114,15 +114,19 @@ def proof(token: str, nonce: bytes, attempt: int) -> bytes:
 
 async def probe(
     targets: tuple[str, ...], port: int, token: str, attempt: int
-) -> tuple[tuple[Reached, ...], tuple[str, ...]]:
+) -> tuple[tuple[ReachableAddress, ...], tuple[str, ...]]:
     """Probe all addresses at once; return those that reach the intended node, in the given order, and the failures."""
-    own = {address.ip: address.interface for address in interfaces.addresses()}
-    results = await asyncio.gather(*(_try(target, port, token, attempt, own) for target in targets))
-    reached = tuple(result for result in results if isinstance(result, Reached))
+    interfaces_by_ip = {address.ip: address.interface for address in interfaces.list_addresses()}
+    results = await asyncio.gather(
+        *(_probe_one(target, port, token, attempt, interfaces_by_ip) for target in targets)
+    )
+    reached = tuple(result for result in results if isinstance(result, ReachableAddress))
     return reached, tuple(result for result in results if isinstance(result, str))
 
 
-async def _try(target: str, port: int, token: str, attempt: int, own: dict[str, str]) -> Reached | str:
+async def _probe_one(
+    target: str, port: int, token: str, attempt: int, interfaces_by_ip: dict[str, str]
+) -> ReachableAddress | str:
     loop = asyncio.get_running_loop()
     connected = False
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
@@ -140,19 +144,19 @@ async def _try(target: str, port: int, token: str, attempt: int, own: dict[str, 
         try:
             proven = await asyncio.wait_for(ask(), PROBE_S_MAX)
         except (OSError, asyncio.TimeoutError) as err:
-            return f"{target}:{port} from {_own_address(sock, own)} {_why(err, connected)}"
+            return f"{target}:{port} from {_source_address(sock, interfaces_by_ip)} {_failure_reason(err, connected)}"
         if not proven:
-            return f"{target}:{port} from {_own_address(sock, own)} another machine answered"
-        return Reached(target, own.get(sock.getsockname()[0], ""))
+            return f"{target}:{port} from {_source_address(sock, interfaces_by_ip)} another machine answered"
+        return ReachableAddress(target, interfaces_by_ip.get(sock.getsockname()[0], ""))
 
 
-def _own_address(sock: socket.socket, own: dict[str, str]) -> str:
+def _source_address(sock: socket.socket, interfaces_by_ip: dict[str, str]) -> str:
     """Return the source address that the kernel chose; without a route, all addresses of this host."""
     chosen = str(sock.getsockname()[0])
-    return chosen if chosen != "0.0.0.0" else ", ".join(own) or "a host without an address"
+    return chosen if chosen != "0.0.0.0" else ", ".join(interfaces_by_ip) or "a host without an address"
 
 
-def _why(err: Exception, connected: bool) -> str:
+def _failure_reason(err: Exception, connected: bool) -> str:
     if isinstance(err, (asyncio.TimeoutError, TimeoutError)):
         return (
             f"accepted the connection and sent nothing for {PROBE_S_MAX:g} s (another machine?)"

@@ -17,7 +17,7 @@ from pathlib import Path
 from orchestrator.core.host import procfs
 from orchestrator.core.host_facts import UNKNOWN, UNLIMITED, FolderFacts
 
-LOOK_UP_S_MAX = 3.0
+RESOLVE_S_MAX = 3.0
 """How long the resolution of all names together may take."""
 
 WRITE_TEST_BYTES = 4096
@@ -35,12 +35,12 @@ def memory_bytes() -> int:
 def cgroup_bytes() -> int:
     """Return the smallest memory limit of the cgroups around this process, UNKNOWN without one."""
     names = {True: "memory.max", False: "memory.limit_in_bytes"}
-    texts = [procfs.text(folder / names[is_v2]).strip() for folder, is_v2 in procfs.cgroups("memory")]
+    texts = [procfs.read_text(folder / names[is_v2]).strip() for folder, is_v2 in procfs.cgroups("memory")]
     smallest = min((int(text) for text in texts if text.isdigit()), default=UNLIMITED)
     return smallest if smallest < _V1_UNLIMITED else UNKNOWN
 
 
-def shm() -> tuple[int, int]:
+def shm_sizes() -> tuple[int, int]:
     """Return the size of /dev/shm and what is free of it; UNKNOWN where there is none."""
     try:
         disk = os.statvfs(_SHM)
@@ -62,9 +62,9 @@ def has_infiniband() -> bool:
     return False
 
 
-def folder(written: str) -> FolderFacts:
+def inspect_folder(folder: str) -> FolderFacts:
     """Return a folder's disk, and why it cannot be written to. `written` may begin with `~`, and need not exist."""
-    path = Path(written).expanduser().absolute()
+    path = Path(folder).expanduser().absolute()
     nearest = next(part for part in (path, *path.parents) if part.exists() or part == part.parent)
     try:
         disk = os.statvfs(nearest)
@@ -80,7 +80,7 @@ def folder(written: str) -> FolderFacts:
     return FolderFacts(str(path), fault, disk.f_bavail * disk.f_frsize, inodes)
 
 
-def outer_folders(glob: str) -> tuple[str, ...]:
+def external_folders(glob: str) -> tuple[str, ...]:
     """Return the folder of checkpoints that a `checkpoint.path` names outside the job's own, up to the first pattern."""
     path = Path(glob)
     if not path.is_absolute():
@@ -89,11 +89,11 @@ def outer_folders(glob: str) -> tuple[str, ...]:
     return (str(Path(*parts)),)
 
 
-def unresolved(names: tuple[str, ...]) -> tuple[str, ...]:
+def find_unresolved(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names that cannot be resolved in time, each with the reason."""
-    failures: dict[str, str] = dict.fromkeys(names, f"no answer within {LOOK_UP_S_MAX:g} s")
+    failures: dict[str, str] = dict.fromkeys(names, f"no answer within {RESOLVE_S_MAX:g} s")
 
-    def look_up(name: str) -> None:
+    def resolve(name: str) -> None:
         try:
             socket.getaddrinfo(name, None)
         except OSError as err:
@@ -101,9 +101,9 @@ def unresolved(names: tuple[str, ...]) -> tuple[str, ...]:
         else:
             del failures[name]
 
-    threads = [threading.Thread(target=look_up, args=(name,), daemon=True) for name in failures]
+    threads = [threading.Thread(target=resolve, args=(name,), daemon=True) for name in failures]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(LOOK_UP_S_MAX / len(threads))
+        thread.join(RESOLVE_S_MAX / len(threads))
     return tuple(f"{name}: {why}" for name, why in dict(failures).items())

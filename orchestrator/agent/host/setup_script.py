@@ -16,17 +16,17 @@ from orchestrator.agent.ranks import spawn
 from orchestrator.core.errors import HostError
 
 TAIL_BYTES = 4_000
-OWN_WORDS = "orch: "
+OWN_PREFIX = "orch: "
 
 
-class Setup:
+class SetupRun:
     """One run of the setup lines; it ends when the agent reaps its process."""
 
     def __init__(
         self, lines: tuple[str, ...], env: Mapping[str, str], cwd: Path, folder: Path, log: Path
     ) -> None:
         """Start the lines. Raises HostError when there is no bash."""
-        self._env_fd = spawn.memory_file("setup-env")  # in memory, since secrets are in it
+        self._env_fd = spawn.open_memory_file("setup-env")  # in memory, since secrets are in it
         env_file = f"/proc/{os.getpid()}/fd/{self._env_fd}"
         self._log = log
         script = folder / "setup.sh"
@@ -49,8 +49,8 @@ class Setup:
             how = f"code {code}" if code > 0 else f"signal {-code}"
             tail = self._tail()
             last = tail.rstrip().rpartition("\n")[2]
-            if last.startswith(OWN_WORDS):  # a line that orch added: it says how to fix it
-                raise HostError(last.removeprefix(OWN_WORDS))
+            if last.startswith(OWN_PREFIX):  # a line that orch added: it says how to fix it
+                raise HostError(last.removeprefix(OWN_PREFIX))
             raise HostError(f"the setup lines ended with {how}", tail)
         if not raw:
             reason = "the setup lines' environment was not written: do they set a trap on EXIT, or exec?"
@@ -69,13 +69,13 @@ class Setup:
 def find_program(program: str, env: Mapping[str, str], cwd: Path) -> str:
     """Return the path of `program` on this node, relative to `cwd`. Raises HostError when it does not exist."""
     path = env.get("PATH", os.defpath)
-    file = shutil.which(_full(program, cwd), path=path)
+    file = shutil.which(_full_path(program, cwd), path=path)
     if file is None:
         raise HostError(f"there is no {program} on this node (PATH is {path})")
     return file
 
 
-def first_program(programs: tuple[str, ...], env: Mapping[str, str], cwd: Path) -> str:
+def find_first_program(programs: tuple[str, ...], env: Mapping[str, str], cwd: Path) -> str:
     """Return the first of the programs that this node has. Raises HostError when it has none of them."""
     for program in programs:
         with contextlib.suppress(HostError):
@@ -85,18 +85,20 @@ def first_program(programs: tuple[str, ...], env: Mapping[str, str], cwd: Path) 
     raise HostError(f"there is no {' and no '.join(programs)} on this node (PATH is {path})")
 
 
-def path_with(pythons: tuple[str, ...], env: Mapping[str, str], cwd: Path) -> str:
+def extended_path(pythons: tuple[str, ...], env: Mapping[str, str], cwd: Path) -> str:
     """Return PATH with the folder of the first of these interpreters in front that the node has, or that setup lines may
     make; empty where PATH gives that one already, since the folder may hold much else."""
     path = env.get("PATH", os.defpath)
-    there = [program for program in pythons if shutil.which(_full(program, cwd), path=path)] or pythons[:1]
-    if not there or os.sep not in there[0]:
+    existing = [
+        program for program in pythons if shutil.which(_full_path(program, cwd), path=path)
+    ] or pythons[:1]
+    if not existing or os.sep not in existing[0]:
         return ""
-    file = Path(_full(there[0], cwd))
+    file = Path(_full_path(existing[0], cwd))
     if shutil.which(file.name, path=path) == str(file):
         return ""
     return os.pathsep.join(part for part in (str(file.parent), path) if part)
 
 
-def _full(program: str, cwd: Path) -> str:
+def _full_path(program: str, cwd: Path) -> str:
     return str(cwd / program) if os.sep in program else program

@@ -9,69 +9,69 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.agent.launch import files, options
+from orchestrator.agent.launch import options, shim_files
 from orchestrator.agent.ranks.hook.launch import FOLDER_ENV
-from orchestrator.agent.ranks.rank_start import Call, Count
+from orchestrator.agent.ranks.rank_start import CountOption, LauncherCall
 from orchestrator.core.errors import UserError
 from orchestrator.core.settings.rank_env import NodePlan
 
-_OF_A_SHELL = ("_", "SHLVL", "OLDPWD")
+_SHELL_VARIABLES = ("_", "SHLVL", "OLDPWD")
 _ACCELERATE = ("accelerate", "accelerate-launch")
 ACCELERATE_USAGE = "accelerate launch [options] script [arguments]"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ShimRequest:
     """What a shim reports: the launcher's name and arguments, the folder, the environment, the next real program of that name
     in PATH (empty: none), and the Python that would have run it."""
 
     name: str
-    words: tuple[str, ...]
+    args: tuple[str, ...]
     cwd: str
     env: dict[str, str]
     real: str
     python: str
 
     @classmethod
-    def of(cls, data: Any) -> Request:
+    def from_data(cls, data: Any) -> ShimRequest:
         """Return a request of plain data. Raises ValueError."""
         try:
             texts = [str(data[name]) for name in ("name", "cwd", "real", "python")]
             env = {str(name): str(value) for name, value in data["env"].items()}
-            words = tuple(str(word) for word in data["words"])
+            args = tuple(str(word) for word in data["words"])
         except (KeyError, TypeError, AttributeError) as err:
             raise ValueError(f"not a call of a launcher: {err}") from err
-        if texts[0] not in files.STAND_INS:
+        if texts[0] not in shim_files.SHIMS:
             raise ValueError(f"no launcher shim: {texts[0]}")
-        return cls(texts[0], words, texts[1], env, texts[2], texts[3])
+        return cls(texts[0], args, texts[1], env, texts[2], texts[3])
 
     @property
-    def accelerate_words(self) -> tuple[str, ...] | None:
+    def accelerate_args(self) -> tuple[str, ...] | None:
         """The words behind `accelerate launch`; None where it is no such call."""
-        if self.name not in _ACCELERATE or (self.name == "accelerate" and self.words[:1] != ("launch",)):
+        if self.name not in _ACCELERATE or (self.name == "accelerate" and self.args[:1] != ("launch",)):
             return None
-        words = self.words[self.name == "accelerate" :]
-        return None if words[:1] in (("-h",), ("--help",)) else words
+        args = self.args[self.name == "accelerate" :]
+        return None if args[:1] in (("-h",), ("--help",)) else args
 
 
-def read(request: Request, at: NodePlan) -> Call | options.Once | options.ToReal:
+def read_call(request: ShimRequest, at: NodePlan) -> LauncherCall | options.RunOnce | options.PassThrough:
     """Return what a call other than Accelerate's asks for, compared with the job. Raises UserError."""
     if request.name in _ACCELERATE:
-        return options.ToReal()
-    found = options.read(request.name, request.words, len(at.ranks), at.plan.world_size)
-    return _agreed(found, at) if isinstance(found, Call) else found
+        return options.PassThrough()
+    parsed = options.parse_line(request.name, request.args, len(at.ranks), at.plan.world_size)
+    return _check_counts(parsed, at) if isinstance(parsed, LauncherCall) else parsed
 
 
-def _agreed(call: Call, at: NodePlan) -> Call:
-    options.agree(call, len(at.nodes), len(at.ranks), at.plan.world_size)
+def _check_counts(call: LauncherCall, at: NodePlan) -> LauncherCall:
+    options.check_counts(call, len(at.nodes), len(at.ranks), at.plan.world_size)
     return call
 
 
-def accelerate_settings(words: tuple[str, ...], at: NodePlan) -> str:
+def accelerate_settings(args: tuple[str, ...], at: NodePlan) -> str:
     """Return the word for `accelerate_env` that has it read a line of `accelerate launch`."""
     return json.dumps(
         {
-            "line": words,
+            "line": args,
             "processes": at.plan.world_size,
             "nodes": len(at.nodes),
             "keep": sorted({*at.plan.env, *at.plan.secrets}),
@@ -79,35 +79,37 @@ def accelerate_settings(words: tuple[str, ...], at: NodePlan) -> str:
     )
 
 
-def of_accelerate(done: Any, at: NodePlan) -> Call:
+def parse_accelerate_reply(reply: Any, at: NodePlan) -> LauncherCall:
     """Return the call that Accelerate's own code has read. Raises UserError with Accelerate's words."""
     try:
-        found = json.loads(done["out"])
-        words, kind, env = tuple(found["words"]), str(found["kind"]), dict(found["env"])
-        asked = {name: found[name] for name in ("num_machines", "num_processes")}
+        parsed = json.loads(reply["out"])
+        words, kind, env = tuple(parsed["words"]), str(parsed["kind"]), dict(parsed["env"])
+        counts_asked = {name: parsed[name] for name in ("num_machines", "num_processes")}
     except (ValueError, KeyError, TypeError):
-        lines = str(done.get("err", "") if isinstance(done, dict) else "").strip().splitlines()
+        lines = str(reply.get("err", "") if isinstance(reply, dict) else "").strip().splitlines()
         text = lines[-1].removeprefix("orch: ") if lines else "Accelerate has not answered"
         raise UserError(text, fix=ACCELERATE_USAGE) from None
     counts = {
-        name: Count(int(number), f"--{name} {number}") if number is not None else None
-        for name, number in asked.items()
+        name: CountOption(int(number), f"--{name} {number}") if number is not None else None
+        for name, number in counts_asked.items()
     }
     nodes = counts["num_machines"]
-    call = Call(
+    call = LauncherCall(
         "accelerate launch", ("-m", *words) if kind == "module" else words, kind != "command", has_macros=True,
         nodes=None if nodes is None else (nodes, nodes), ranks=counts["num_processes"], env=env,
     )  # fmt: skip
-    return _agreed(call, at)
+    return _check_counts(call, at)
 
 
-def rank_env(request: Request, call: Call, own: Mapping[str, str], hook: str) -> dict[str, str]:
+def rank_env(
+    request: ShimRequest, call: LauncherCall, script_variables: Mapping[str, str], hook: str
+) -> dict[str, str]:
     """Return the environment of the ranks: that of the script where it called, without what was the script's `own`."""
     folder = request.env.get(FOLDER_ENV, "")
     env = {
         name: value
         for name, value in request.env.items()
-        if name not in _OF_A_SHELL and own.get(name) != value
+        if name not in _SHELL_VARIABLES and script_variables.get(name) != value
     }
     for name, ours in (("PATH", folder), ("PYTHONPATH", hook)):
         parts = [part for part in env.get(name, "").split(os.pathsep) if part != ours]
@@ -115,7 +117,7 @@ def rank_env(request: Request, call: Call, own: Mapping[str, str], hook: str) ->
         if not env[name]:
             del env[name]
     env.pop(FOLDER_ENV, None)
-    bash_env = env.pop(files.USERS_BASH_ENV, "")
+    bash_env = env.pop(shim_files.USERS_BASH_ENV, "")
     if env.get("BASH_ENV", "").startswith(f"{folder}/"):
         del env["BASH_ENV"]
         if bash_env:
@@ -123,13 +125,15 @@ def rank_env(request: Request, call: Call, own: Mapping[str, str], hook: str) ->
     return {**env, **call.env}
 
 
-def script_env(own: Mapping[str, str], given: Mapping[str, str], folder: Path, hook: str) -> dict[str, str]:
+def script_env(
+    script_variables: Mapping[str, str], given: Mapping[str, str], folder: Path, hook: str
+) -> dict[str, str]:
     """Return the environment of a node's script: that which ranks would have, its `own` variables, and the three nets."""
-    env = {**given, **own, FOLDER_ENV: str(folder)}
+    env = {**given, **script_variables, FOLDER_ENV: str(folder)}
     if users := env.get("BASH_ENV", ""):
-        env[files.USERS_BASH_ENV] = users
-    env["BASH_ENV"] = str(folder / files.BASH_FILE)
-    stand_ins = f"{folder}{os.pathsep}{folder / files.SLURM_FOLDER}"
+        env[shim_files.USERS_BASH_ENV] = users
+    env["BASH_ENV"] = str(folder / shim_files.BASH_FILE)
+    stand_ins = f"{folder}{os.pathsep}{folder / shim_files.SLURM_FOLDER}"
     for name, ours in (("PATH", stand_ins), ("PYTHONPATH", hook)):
         env[name] = os.pathsep.join(part for part in (ours, env.get(name, "")) if part)
     return env

@@ -18,33 +18,33 @@ from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.observations import LINE_CHARS_MAX
 
-Note = tuple[str, str, str]
+GangNote = tuple[str, str, str]
 """Folder of a rank (empty: of the script), what is noted, and the line of the program."""
 
 
-def read(folder: Path) -> list[Note]:
+def read_notes(folder: Path) -> list[GangNote]:
     """Return what the hook has noted in a folder; nothing while a line is incomplete."""
     try:
         lines = map(json.loads, ownership.read_regular(folder / GANGS_FILE).splitlines())
-        return [(str(one["rank"]), str(one["what"]), _line(one["words"])) for one in lines]
+        return [(str(one["rank"]), str(one["what"]), _command_line(one["words"])) for one in lines]
     except (OSError, ValueError, TypeError, LookupError):
         return []
 
 
-def _line(words: Sequence[str]) -> str:
+def _command_line(words: Sequence[str]) -> str:
     return shlex.join(words)[:LINE_CHARS_MAX] if words[0] not in ("", "-", "-c") else "FILE.py"
 
 
-def below_ranks(folder: Path, ranks: int, first_pid: int) -> tuple[str, str] | None:
+def diagnose_ranks(folder: Path, ranks: int, first_pid: int) -> tuple[str, str] | None:
     """Return why the ranks of a node are copies of one training, and the fix; None where they are not.
 
     `folder` is that of their attempt, and `first_pid` one of them.
     """
-    notes = read(folder)
-    found = {rank: {what for of, what, _ in notes if of == rank} for rank, _, _ in notes}
-    shared = set.intersection(*found.values()) if len(found) == ranks > 1 else set()
+    notes = read_notes(folder)
+    notes_by_rank = {rank: {what for of, what, _ in notes if of == rank} for rank, _, _ in notes}
+    shared = set.intersection(*notes_by_rank.values()) if len(notes_by_rank) == ranks > 1 else set()
     if LAUNCHES in shared:
-        argv = procfs.text(Path(f"/proc/{first_pid}/cmdline")).split("\0")[:-1]
+        argv = procfs.read_text(Path(f"/proc/{first_pid}/cmdline")).split("\0")[:-1]
         line = argv[-1] if argv[1:2] == ["-c"] else shlex.join(("python", *argv[1:]))
         return (
             f"each rank starts {LAUNCHES}: write launch: {line}",
@@ -58,9 +58,9 @@ def below_ranks(folder: Path, ranks: int, first_pid: int) -> tuple[str, str] | N
     )
 
 
-def of_script(folder: Path) -> tuple[str, str] | None:
+def diagnose_script(folder: Path) -> tuple[str, str] | None:
     """Return why the script of a node, which has called no launcher, trains without orch, and the fix; None where it does not."""
-    for _, what, program in read(folder)[:1]:
+    for _, what, program in read_notes(folder)[:1]:
         how = (
             "trains without a launcher"
             if what == TRAINS

@@ -11,10 +11,10 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.host import gpus
 
 NVIDIA_SMI_S_MAX = 5.0
-ASK_S = 20.0
+POLL_S = 20.0
 """How often it is asked periodically: two tables, so once in ten seconds."""
 
-OLD_S = 90.0
+STALE_S = 90.0
 """An older answer does not count."""
 
 TEXT_CHARS_MAX = 1 << 20
@@ -23,7 +23,7 @@ _MEBIBYTES = re.compile(r"(\d{1,12}) MiB")
 _QUERY = "index,uuid,name,utilization.gpu,utilization.memory,memory.used,power.draw,pstate"
 
 
-Use = tuple[float | None, int | None]
+DeviceUse = tuple[float | None, int | None]
 """How busy a GPU was, 0.0 to 1.0: the share of the last second at most in which a kernel ran there; and bytes of its memory.
 None: not known."""
 
@@ -34,11 +34,11 @@ class GpuUse:
 
     text: str = ""
     # By number and by UUID
-    devices: Mapping[str, Use] = field(default_factory=dict)
+    devices: Mapping[str, DeviceUse] = field(default_factory=dict)
     # On each of the process's GPUs
-    processes: Mapping[int, list[Use]] = field(default_factory=dict)
+    processes: Mapping[int, list[DeviceUse]] = field(default_factory=dict)
 
-    def of(self, pids: Iterable[int], device: str) -> Use:
+    def rank_use(self, pids: Iterable[int], device: str) -> DeviceUse:
         """Return share and bytes of a rank: of its processes where they are known, as they are not in a container, else
         of its GPU."""
         uses = [use for pid in pids for use in self.processes.get(pid, ())]
@@ -47,61 +47,61 @@ class GpuUse:
         share, size_bytes = self.devices.get(device, (None, None))
         return max(shares, default=share), sum(sizes_bytes) if sizes_bytes else size_bytes
 
-    def share(self, pid: int) -> tuple[float | None, str]:
+    def process_share(self, pid: int) -> tuple[float | None, str]:
         """Return how busy the GPU of a process was, or None and the reason why that is not known."""
         if not self.text:
             return None, "nvidia-smi is not installed, so GPU use is not known"
-        share, _ = self.of([pid], "")
+        share, _ = self.rank_use([pid], "")
         return share, "nvidia-smi does not say which GPU the process uses" if share is None else ""
 
 
-NOTHING = GpuUse()
+NO_USE = GpuUse()
 
 
-def gpu_use() -> GpuUse:
+def read_gpu_use() -> GpuUse:
     """Return the use of every GPU of the host and its processes; an empty text where nvidia-smi is missing."""
-    tool = gpus.program()
+    tool = gpus.find_nvidia_smi()
     if tool is None:
-        return NOTHING
-    use = _output(tool, f"--query-gpu={_QUERY}")
-    users = _output(tool, "--query-compute-apps=pid,gpu_uuid,used_memory")
-    return parsed(use, users)
+        return NO_USE
+    use = _run_tool(tool, f"--query-gpu={_QUERY}")
+    users = _run_tool(tool, "--query-compute-apps=pid,gpu_uuid,used_memory")
+    return parse_tables(use, users)
 
 
-class GpuWatch:
+class GpuPoller:
     """The use of the host's GPUs, asked for in a thread: nvidia-smi may take seconds."""
 
     def __init__(self) -> None:
-        self._is_there = gpus.program() is not None
+        self._has_tool = gpus.find_nvidia_smi() is not None
         self._due_s = self._asked_s = 0.0
         self._thread: threading.Thread | None = None
-        self._latest = NOTHING
+        self._latest = NO_USE
 
     def latest(self, now_s: float) -> GpuUse:
         """Return the last answer, and ask again when that is due."""
-        if self._is_there and now_s >= self._due_s and (self._thread is None or not self._thread.is_alive()):
-            self._due_s = now_s + ASK_S
-            self._thread = threading.Thread(target=self._ask, args=(now_s,), name="gpus", daemon=True)
+        if self._has_tool and now_s >= self._due_s and (self._thread is None or not self._thread.is_alive()):
+            self._due_s = now_s + POLL_S
+            self._thread = threading.Thread(target=self._poll, args=(now_s,), name="gpus", daemon=True)
             self._thread.start()
-        return self._latest if now_s < self._asked_s + OLD_S else NOTHING
+        return self._latest if now_s < self._asked_s + STALE_S else NO_USE
 
-    def _ask(self, now_s: float) -> None:
-        self._latest, self._asked_s = gpu_use(), now_s
+    def _poll(self, now_s: float) -> None:
+        self._latest, self._asked_s = read_gpu_use(), now_s
 
 
-def parsed(use: str, users: str) -> GpuUse:
+def parse_tables(use: str, users: str) -> GpuUse:
     """Return what nvidia-smi's tables of GPUs and of processes say (`--format=csv`)."""
-    devices: dict[str, Use] = {}
-    for words in gpus.rows(use):
-        if len(words) > 3 and words[0].isdigit():
-            percent = words[3].removesuffix("%").strip()
+    devices: dict[str, DeviceUse] = {}
+    for row in gpus.parse_csv(use):
+        if len(row) > 3 and row[0].isdigit():
+            percent = row[3].removesuffix("%").strip()
             share = int(percent) / 100 if percent.isdigit() else None
-            devices[words[0]] = devices[words[1]] = share, _bytes(words[5:6])
-    processes: dict[int, list[Use]] = {}
-    for words in gpus.rows(users):
-        if len(words) > 1 and words[0].isdigit():
-            share, _ = devices.get(words[1], (None, None))  # not known for a part of a GPU (MIG)
-            processes.setdefault(int(words[0]), []).append((share, _bytes(words[2:3])))
+            devices[row[0]] = devices[row[1]] = share, _bytes(row[5:6])
+    processes: dict[int, list[DeviceUse]] = {}
+    for row in gpus.parse_csv(users):
+        if len(row) > 1 and row[0].isdigit():
+            share, _ = devices.get(row[1], (None, None))  # not known for a part of a GPU (MIG)
+            processes.setdefault(int(row[0]), []).append((share, _bytes(row[2:3])))
     return GpuUse(f"{use.rstrip()}\n\n{users.rstrip()}\n", devices, processes)
 
 
@@ -110,13 +110,13 @@ def _bytes(cells: list[str]) -> int | None:
     return int(found[1]) << 20 if found else None
 
 
-def _output(tool: str, *options: str) -> str:
+def _run_tool(tool: str, *options: str) -> str:
     """Run nvidia-smi and return its output, or how it failed.
 
     The exit code is not checked: the agent may have reaped the program before this thread does.
     """
     try:
-        done = gpus.run(tool, *options, "--format=csv", limit_s=NVIDIA_SMI_S_MAX)
+        done = gpus.run_nvidia_smi(tool, *options, "--format=csv", limit_s=NVIDIA_SMI_S_MAX)
     except HostError as err:
         return str(err)
     return (done.stdout + done.stderr)[:TEXT_CHARS_MAX]

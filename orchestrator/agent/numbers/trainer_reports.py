@@ -22,9 +22,9 @@ from orchestrator.core import codec
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.settings.rank_env import TRAINER_TOKEN, TRAINER_URL
 from orchestrator.core.settings.rank_settings import RANK_MARK, SetBy, Setting
-from orchestrator.core.shown import NOT_TOLD, Measured, Training
+from orchestrator.core.status_types import NOT_REPORTED, ReportedNumber, Training
 
-HERE = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 TOKEN_FILE = "trainer-token"
 
 REASON = "trainers report their progress there (Kubeflow's protocol)"
@@ -44,34 +44,34 @@ class TrainerReports:
         """Forget earlier attempts, and return the settings that name the endpoint, which is opened at the first call; `folder`
         is the node's, `given` what else is set. None where the user has another endpoint, or this one cannot be had."""
         self._latest, self._nonfinite = {}, {}
-        if TRAINER_URL in given or _asks_proxy(given):
+        if TRAINER_URL in given or _uses_proxy(given):
             return ()
         if not self._settings:
             with contextlib.suppress(OSError):
                 self._settings = self._open(folder)
         return self._settings
 
-    def of_rank(self, rank: int) -> Training:
+    def latest(self, rank: int) -> Training:
         """Return what a rank has reported in this attempt."""
-        return self._latest.get(rank, NOT_TOLD)
+        return self._latest.get(rank, NOT_REPORTED)
 
     def nonfinite_losses(self, rank: int) -> int:
         """Return how many losses in a row, up to the last, a rank has reported that are not finite."""
         return self._nonfinite.get(rank, 0)
 
-    def take(self, rank: int, body: bytes) -> None:
+    def accept(self, rank: int, body: bytes) -> None:
         """Take a report of a rank. Raises ValueError when it cannot be read."""
-        report = reported(codec.loads_plain(body))
+        report = parse_report(codec.loads_plain(body))
         if report.loss is not None:
             self._nonfinite[rank] = 0 if math.isfinite(report.loss) else self.nonfinite_losses(rank) + 1
-        self._latest[rank] = report.completed_by(self.of_rank(rank))
+        self._latest[rank] = report.fill_from(self.latest(rank))
 
     def _open(self, folder: Path) -> tuple[Setting, ...]:
         token, path = secrets.token_hex(32), folder / TOKEN_FILE
         replace_text(path, token, mode=0o600, durable=False)
-        listener = socket.create_server((HERE, 0), backlog=64)
+        listener = socket.create_server((LOOPBACK, 0), backlog=64)
         threading.Thread(target=self._serve, args=(listener, token), name="reports", daemon=True).start()
-        url = f"http://{HERE}:{listener.getsockname()[1]}/ranks/{RANK_MARK}"
+        url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/ranks/{RANK_MARK}"
         return (
             Setting(TRAINER_URL, url, SetBy.ORCH, REASON),
             Setting(TRAINER_TOKEN, str(path), SetBy.ORCH, REASON),
@@ -81,10 +81,10 @@ class TrainerReports:
         select.select([listener], [], [])
         from orchestrator.agent.numbers import trainer_server
 
-        trainer_server.serve(listener, token, self.take)
+        trainer_server.serve(listener, token, self.accept)
 
 
-def reported(data: codec.Json) -> Training:
+def parse_report(data: codec.Json) -> Training:
     """Return what a report says. Raises ValueError when it is none."""
     status = data.get("trainerStatus")
     if not isinstance(status, dict):
@@ -106,15 +106,15 @@ def reported(data: codec.Json) -> Training:
     )
 
 
-def _number(value: object) -> Measured | None:
+def _number(value: object) -> ReportedNumber | None:
     """Return a number that a report has, as one or as a text."""
     if isinstance(value, (str, int, float)) and not isinstance(value, bool):
         with contextlib.suppress(ValueError, OverflowError):
-            return Measured(value)
+            return ReportedNumber(value)
     return None
 
 
-def _asks_proxy(given: Mapping[str, str]) -> bool:
+def _uses_proxy(given: Mapping[str, str]) -> bool:
     """Return whether a rank would ask a proxy for the endpoint, which is no business of others."""
     spared = f"{given.get('no_proxy', '')},{given.get('NO_PROXY', '')}".split(",")
-    return any(map(given.get, _PROXIES)) and not {HERE, "*"} & {name.strip() for name in spared}
+    return any(map(given.get, _PROXIES)) and not {LOOPBACK, "*"} & {name.strip() for name in spared}

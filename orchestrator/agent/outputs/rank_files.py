@@ -29,22 +29,22 @@ class RankFiles:
     there before; `read`: those that were read before the first step, in the order of their last reading. `place`: returns where a
     file lies."""
 
-    place: Callable[[str], str] = str
+    resolve: Callable[[str], str] = str
     written: dict[str, int] = field(default_factory=dict)
-    made: set[str] = field(default_factory=set)
+    created: set[str] = field(default_factory=set)
     read: dict[str, None] = field(default_factory=dict)
     # Processes whose reading is noted
     readers: set[int] = field(default_factory=set)
     # By rank's file: how much of it has been read
     _offsets: dict[Path, int] = field(default_factory=dict)
 
-    def follow(self, folders: Iterable[Path]) -> None:
+    def read_notes(self, folders: Iterable[Path]) -> None:
         """Read what the hooks of the ranks with these folders have noted since the last call."""
         for folder in folders:
             with contextlib.suppress(OSError):
-                self._follow(folder / FILES_FILE)
+                self._read_file_notes(folder / FILES_FILE)
 
-    def _follow(self, file: Path) -> None:
+    def _read_file_notes(self, file: Path) -> None:
         offset = self._offsets.get(file, 0)
         if file.stat().st_size <= offset:
             return
@@ -55,9 +55,9 @@ class RankFiles:
         for line in lines[:-1]:
             with contextlib.suppress(ValueError, SyntaxError):
                 kind, number, is_new, path = line.decode().split(" ", 3)
-                self._take(kind, int(number), is_new == "1", self.place(ast.literal_eval(path)))
+                self._note(kind, int(number), is_new == "1", self.resolve(ast.literal_eval(path)))
 
-    def _take(self, kind: str, number: int, is_new: bool, path: str) -> None:
+    def _note(self, kind: str, number: int, is_new: bool, path: str) -> None:
         if kind == "pid":
             self.readers.add(number)
         elif kind == "read":
@@ -66,30 +66,32 @@ class RankFiles:
         else:
             self.written[path] = number
             if is_new:
-                self.made.add(path)
+                self.created.add(path)
 
-    def know_beginning(self, trainers: set[int]) -> bool:
+    def has_reads_of(self, trainers: set[int]) -> bool:
         """Return whether the reads of each process that makes steps of these ranks are noted."""
         return bool(trainers) and trainers <= self.readers
 
 
-def shared(job: JobDir) -> tuple[str, ...]:
+def find_shared_files(job: JobDir) -> tuple[str, ...]:
     """Return a message for each other unended job whose ranks write a file that ranks of this job write, too."""
-    found: dict[str, str] = {}
-    if not (own := _written_outside(job)):
+    shared_by_job: dict[str, str] = {}
+    if not (written := _find_external_writes(job)):
         return ()
     with contextlib.suppress(ClusterError):  # the home cannot be read
-        others = [other for other in home.unended(job.root.parents[1]) if other.id != job.id]
-        found = {other.id: min(own & _written_outside(other), default="") for other in others}
+        others = [other for other in home.unfinished_jobs(job.root.parents[1]) if other.id != job.id]
+        shared_by_job = {
+            other.id: min(written & _find_external_writes(other), default="") for other in others
+        }
     return tuple(
         f"{name} is running, too, and writes the same file, {file}; fix: give each job a folder of its own"
-        for name, file in found.items()
+        for name, file in shared_by_job.items()
         if file
     )
 
 
-def _written_outside(job: JobDir) -> set[str]:
+def _find_external_writes(job: JobDir) -> set[str]:
     """Return what ranks of a job have written outside of its folder, also where a link leads out of it."""
-    files, own = RankFiles(), f"{os.path.realpath(job.root)}/"
-    files.follow(itertools.islice(job.root.glob("nodes/*/attempt-*/rank-*"), SHARED_RANKS_MAX))
-    return {path for path in map(os.path.realpath, files.written) if not path.startswith(own)}
+    files, own_folder = RankFiles(), f"{os.path.realpath(job.root)}/"
+    files.read_notes(itertools.islice(job.root.glob("nodes/*/attempt-*/rank-*"), SHARED_RANKS_MAX))
+    return {path for path in map(os.path.realpath, files.written) if not path.startswith(own_folder)}

@@ -1,3 +1,3 @@
 """Processes of a node: the agent and its monitor, their leases and their connection to the supervisor."""
 
-__all__ = ("keeper",)
+__all__ = ("agent_monitor",)

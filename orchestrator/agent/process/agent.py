@@ -18,11 +18,16 @@ from collections.abc import Callable, Mapping
 from orchestrator.agent.host.hook_files import install_hook
 from orchestrator.agent.host.node_log import NodeLog
 from orchestrator.agent.host.prepare import Preparation
-from orchestrator.agent.numbers.rank_numbers import NodeNumbers
+from orchestrator.agent.numbers.rank_metrics import NodeMetrics
+from orchestrator.agent.outputs.checkpoint_scanner import CheckpointScanner, Hasher
 from orchestrator.agent.outputs.log_shipper import LogShipper
-from orchestrator.agent.outputs.save_scanner import Hasher, SaveScanner
 from orchestrator.agent.process.attempt import NodeAttempt
-from orchestrator.agent.process.lost_supervisor import Fence, LostSupervisor, NewerAllocation, alone_s_max
+from orchestrator.agent.process.lost_supervisor import (
+    AgentFence,
+    LostSupervisor,
+    NewerAllocation,
+    no_contact_s_max,
+)
 from orchestrator.agent.process.supervisor_link import SupervisorLink
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal
@@ -32,7 +37,7 @@ from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.settings.rank_env import NodePlan
-from orchestrator.core.settings.rank_settings import Layers
+from orchestrator.core.settings.rank_settings import EnvLayers
 from orchestrator.core.slurm import step_env
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.agent_config import AgentConfig
@@ -48,7 +53,7 @@ IDLE_TICK_S = 1.0
 EXIT_GRACE_S = 2.0
 """TERM to KILL for the ranks of an agent that is ended by a signal."""
 
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Agent:
@@ -69,23 +74,23 @@ class Agent:
             newer = NewerAllocation(self._job.allocation, environ)
             assert config.fence_s is not None, "a node of Slurm is not the supervisor's own machine"
             self._lost_supervisor = LostSupervisor(environ, newer, config.fence_s, self._note)
-            environ = step_env.of_the_job(environ)
+            environ = step_env.job_env(environ)
         self._link = SupervisorLink(config, self._hello, self._obey, launcher)
         self._wake = asyncio.Event()
         hasher = Hasher()
         self._preparation = Preparation(
             config, self._incarnation, environ, hasher, self._link.report, self._note, self._launch
         )
-        self._scanner = SaveScanner(config, hasher, self._link.report, self._note, self._wake)
-        self._numbers = NodeNumbers()
-        self._shipper = LogShipper(self._job, config.node, self._link.chunk, self._note)
+        self._scanner = CheckpointScanner(config, hasher, self._link.report, self._note, self._wake)
+        self._numbers = NodeMetrics()
+        self._shipper = LogShipper(self._job, config.node, self._link.send_chunk, self._note)
         self._attempt: NodeAttempt | None = None
-        self._waiting: orders.PrepareNode | orders.Stop | None = None  # for the end of an older attempt
-        self._unstarted: orders.Start | None = None  # its ranks wait for a full disk
+        self._waiting_order: orders.PrepareNode | orders.Stop | None = None  # for the end of an older attempt
+        self._waiting_start: orders.Start | None = None  # its ranks wait for a full disk
         self._last_stop = 0  # the latest attempt that was ordered to stop
-        self._latest = 0  # the highest attempt named in any order
-        self._beat_due = 0.0
-        self._fence = Fence(config.fence_s, config.away_fence_s)
+        self._latest_attempt = 0  # the highest attempt named in any order
+        self._beat_due_s = 0.0
+        self._fence = AgentFence(config.fence_s, config.disconnected_timeout_s)
         self._leaving = False
         self._dismissed_at: float | None = None
 
@@ -93,7 +98,7 @@ class Agent:
         """Serve until dismissed; return the exit code."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        for signum in _ENDING:
+        for signum in _END_SIGNALS:
             loop.add_signal_handler(signum, self._end_by_signal, signum)
         if self._config.allocated:
             loop.add_signal_handler(signal.SIGTERM, self._forward_term)
@@ -103,7 +108,7 @@ class Agent:
             self._pulse()
             await asyncio.wait([beginning], timeout=IDLE_TICK_S)
         beginning.result()
-        dialing = asyncio.create_task(self._link.keep())
+        dialing = asyncio.create_task(self._link.run())
         while not (self._leaving and self._ranks is None and self._has_shipped):
             assert not dialing.done(), f"dialling ended: {dialing}"
             self._wake.clear()
@@ -118,7 +123,7 @@ class Agent:
         self._link.close()
         await asyncio.sleep(0)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a signal while the loop closes prints a warning
-        for signum in _ENDING:
+        for signum in _END_SIGNALS:
             signal.signal(signum, signal.SIG_IGN)
         return 0
 
@@ -132,7 +137,7 @@ class Agent:
         if self._attempt is None:
             return IDLE_TICK_S
         ranks = self._attempt.ranks
-        is_stopping = ranks.want is RanksGoal.STOP and not ranks.alive and not self._scanner.is_finishing
+        is_stopping = ranks.goal is RanksGoal.STOP and not ranks.alive and not self._scanner.is_finishing
         return STOP_TICK_S if is_stopping or self._attempt.is_inspecting else TICK_S
 
     def _end_by_signal(self, signum: int) -> None:
@@ -159,10 +164,14 @@ class Agent:
 
     def _hello(self, pending: int) -> reports.Hello:
         ranks, ready = self._ranks, self._preparation.ready
-        seen = tuple(observations.RankSeen(p.rank, p.pid, p.exited) for p in ranks.processes) if ranks else ()
-        self._beat_due = 0.0
+        seen = (
+            tuple(observations.ReportedRank(p.rank, p.pid, p.exited) for p in ranks.processes)
+            if ranks
+            else ()
+        )
+        self._beat_due_s = 0.0
         self._wake.set()
-        self._shipper.hold()
+        self._shipper.pause()
         return reports.Hello(
             protocol=reports.PROTOCOL, job=self._config.job, token=self._config.token, node=self._config.node,
             incarnation=self._incarnation, host=socket.gethostname(), pid=os.getpid(), running=ranks.attempt if ranks else 0,
@@ -188,9 +197,9 @@ class Agent:
                 self._obey_for_attempt(order)
 
     def _obey_for_attempt(self, order: orders.AttemptOrder) -> None:
-        if order.attempt < self._latest:
+        if order.attempt < self._latest_attempt:
             return
-        self._latest = order.attempt
+        self._latest_attempt = order.attempt
         match order:
             case orders.PrepareNode():
                 self._prepare(order)
@@ -201,7 +210,7 @@ class Agent:
             case orders.Stop():
                 self._stop(order)
             case orders.Fence():
-                self._fence.set(order)
+                self._fence.apply(order)
             case orders.Inspect() if self._attempt is not None:
                 self._attempt.inspect(order.inspection)
 
@@ -215,80 +224,82 @@ class Agent:
         self._note(f"preparing attempt {order.attempt}" + (", setup lines first" if order.plan.setup else ""))
         self._preparation.begin(order)
 
-    def _launch(self, at: NodePlan, layers: Layers) -> None:
+    def _launch(self, at: NodePlan, layers: EnvLayers) -> None:
         """Run the script of an attempt, whose ranks start when it calls a launcher."""
         if at.attempt <= self._last_stop:
             return
-        attempt = self._new(at.attempt)
+        attempt = self._new_attempt(at.attempt)
         try:
-            attempt.run(at, layers.given, self._wake.set)
+            attempt.run_script(at, layers.given, self._wake.set)
         except OSError as err:
             reason = f"the script cannot be run: {err.strerror}: {err.filename}"
             self._link.report(reports.PrepareFailed(at.attempt, reason, ""))
             return
-        self._begin(attempt)
+        self._begin_attempt(attempt)
 
-    def _new(self, number: int) -> NodeAttempt:
+    def _new_attempt(self, number: int) -> NodeAttempt:
         starter, tag = self._preparation.starter, self._config.tag
         ranks = NodeRanks(
-            number, self._job, self._config.node, starter=starter, numbers=self._numbers, tag=tag
+            number, self._job, self._config.node, starter=starter, metrics=self._numbers, tag=tag
         )
         return NodeAttempt(ranks, self._scanner, self._link.report, self._note)
 
-    def _begin(self, attempt: NodeAttempt) -> None:
+    def _begin_attempt(self, attempt: NodeAttempt) -> None:
         self._attempt = attempt
         self._fence.begin()
 
     def _supersede(self, ranks: NodeRanks, order: orders.PrepareNode | orders.Stop) -> None:
         """Stop the ranks of an older attempt, and keep the order until they are gone."""
         if ranks.attempt < order.attempt:
-            self._waiting = order
+            self._waiting_order = order
             ranks.stop(0.0, "asked")
 
     def _start(self, order: orders.Start) -> None:
         """Start the ranks of a prepared attempt; on a full disk, as soon as it has room."""
-        is_again, self._unstarted = self._unstarted is not None, None
+        is_retry, self._waiting_start = self._waiting_start is not None, None
         if order.attempt <= self._last_stop:
             return
-        called = self._attempt
+        script_attempt = self._attempt
         if (
-            called is not None and not called.ranks.awaits_start
+            script_attempt is not None and not script_attempt.ranks.awaits_start
         ) or self._preparation.ready.attempt != order.attempt:
             return
-        prepared, attempt = self._preparation, called or self._new(order.attempt)
-        reported = self._numbers.reports.settings(self._job.node(self._config.node), prepared.layers.given)
+        prepared, attempt = self._preparation, script_attempt or self._new_attempt(order.attempt)
+        trainer_settings = self._numbers.reports.settings(
+            self._job.node(self._config.node), prepared.layers.given
+        )
         evidence = self._job.evidence(order.attempt)
         interface = order.interface or ("lo" if order.address == "127.0.0.1" else "")
-        environment = prepared.environment(interface, evidence, reported)
-        starts = environment.starts((order.address, order.port), attempt.ranks.call)
+        environment = prepared.environment(interface, evidence, trainer_settings)
+        starts = environment.rank_starts((order.address, order.port), attempt.ranks.call)
         try:
             attempt.ranks.make_files(starts)
         except OSError as err:
-            if full_disk.is_withheld(err):
-                self._unstarted = order
-                if not is_again:
+            if full_disk.is_unavailable(err):
+                self._waiting_start = order
+                if not is_retry:
                     self._note(f"the ranks wait for the disk: {err.strerror}")
             else:
                 self._report_unstarted(starts[0], order.attempt, err)
             return
-        prepared.let_go()  # the port is rank 0's from here on
-        self._begin(attempt)
+        prepared.release()  # the port is rank 0's from here on
+        self._begin_attempt(attempt)
         try:
-            attempt.start(environment, starts)
+            attempt.start_ranks(environment, starts)
         except OSError as err:
             self._report_unstarted(starts[0], order.attempt, err)
             return
-        self._beat_due = time.monotonic() + self._config.heartbeat_s
+        self._beat_due_s = time.monotonic() + self._config.heartbeat_s
 
     def _report_unstarted(self, rank: RankStart, attempt: int, err: OSError) -> None:
         reason = f"{err.filename or rank.program.argv[0]} cannot be started: {err.strerror}"
         self._link.report(reports.PrepareFailed(attempt, reason, ""))
 
     def _stop(self, order: orders.Stop) -> None:
-        self._unstarted = None
+        self._waiting_start = None
         self._last_stop = max(self._last_stop, order.attempt)
         if (ranks := self._ranks) is None:
-            self._preparation.let_go()
+            self._preparation.release()
             self._link.report(reports.Stopped(order.attempt, "asked"))
             return
         if ranks.attempt != order.attempt:
@@ -301,95 +312,97 @@ class Agent:
     # Events on the node
 
     def _reap(self) -> None:
-        for pid, status in spawn.reaped():
+        for pid, status in spawn.reap():
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
-                self._beat_due = 0.0
+                self._beat_due_s = 0.0
             else:
-                self._ended(pid, status)
+                self._note_exit(pid, status)
         self._wake.set()
 
-    def _ended(self, pid: int, status: int) -> None:
-        if not self._preparation.ended(pid, status) and (attempt := self._attempt) is not None:
-            attempt.ended(pid, status, is_reported=not self._ends_with_agent(attempt.ranks))
+    def _note_exit(self, pid: int, status: int) -> None:
+        if not self._preparation.note_exit(pid, status) and (attempt := self._attempt) is not None:
+            attempt.note_exit(pid, status, is_reported=not self._ends_with_agent(attempt.ranks))
 
     def _tick(self, now_s: float) -> None:
         attempt, ranks, no_contact_s = self._attempt, self._ranks, now_s - self._link.proved_at
         self._pulse()
         self._preparation.poll()
         self._scanner.poll()
-        if self._unstarted is not None:
-            self._start(self._unstarted)
+        if self._waiting_start is not None:
+            self._start(self._waiting_start)
         if attempt is None:
-            is_alone = no_contact_s > alone_s_max(self._link.has_pending)
+            is_abandoned = no_contact_s > no_contact_s_max(self._link.has_pending)
             is_over = not self._link.connected and self._job.ended.exists()
-            self._leaving = self._leaving or is_alone or is_over
+            self._leaving = self._leaving or is_abandoned or is_over
         else:
             self._tick_attempt(attempt, now_s)
-        lost = self._lost_supervisor
-        if lost and not self._leaving and lost.check(no_contact_s):
+        lost_supervisor = self._lost_supervisor
+        if lost_supervisor and not self._leaving and lost_supervisor.check(no_contact_s):
             self._leave(0.0)
-        if now_s >= self._beat_due:
-            self._beat_due = now_s + self._config.heartbeat_s
-            beats, number = (ranks.heartbeats(), ranks.attempt) if ranks else ((), self._latest)
-            self._link.beat(number, beats, self._scanner.looks, self._scanner.is_unfinished)
+        if now_s >= self._beat_due_s:
+            self._beat_due_s = now_s + self._config.heartbeat_s
+            beats, number = (ranks.heartbeats(), ranks.attempt) if ranks else ((), self._latest_attempt)
+            self._link.send_heartbeat(number, beats, self._scanner.scan_count, self._scanner.is_unfinished)
         if self._link.connected:
-            self._shipper.poll(self._attempts)
+            self._shipper.poll(self._growing_attempts)
 
     def _tick_attempt(self, attempt: NodeAttempt, now_s: float) -> None:
         ranks = attempt.ranks
         ranks.note_logs(time.time_ns())
         if (call := attempt.poll(now_s)) is not None:
-            self._preparation.called(call)
-        if ranks.makes_first_step():
-            self._beat_due, ranks.starter.has_stepped = 0.0, True
-        if ranks.want is RanksGoal.RUN:
+            self._preparation.prepare_call(call)
+        if ranks.take_first_step():
+            self._beat_due_s, ranks.starter.has_stepped = 0.0, True
+        if ranks.goal is RanksGoal.RUN:
             if ranks.processes and not self._scanner.is_finishing:
                 self._scanner.scan(ranks, now_s)
-            quiet_s = self._fence.over_s(ranks, self._link.proved_at, self._link.connected_at, now_s)
-            if quiet_s is not None:
-                self._note(f"no contact and no step for {quiet_s:.0f} s: stopping attempt {ranks.attempt}")
+            no_contact_s = self._fence.exceeded_s(ranks, self._link.proved_at, self._link.connected_at, now_s)
+            if no_contact_s is not None:
+                self._note(
+                    f"no contact and no step for {no_contact_s:.0f} s: stopping attempt {ranks.attempt}"
+                )
                 ranks.stop(0.0, "fenced" if attempt.is_alive else "ended")
-        if ranks.want is RanksGoal.STOP and self._is_over(ranks, now_s):
-            self._stopped(attempt)
+        if ranks.goal is RanksGoal.STOP and self._continue_stop(ranks, now_s):
+            self._finish_attempt(attempt)
 
-    def _is_over(self, ranks: NodeRanks, now_s: float) -> bool:
+    def _continue_stop(self, ranks: NodeRanks, now_s: float) -> bool:
         """Continue a stop; return whether all processes are gone and all checkpoints are reported."""
-        if not self._scanner.is_finishing and not ranks.push(self._preparation.pids):
+        if not self._scanner.is_finishing and not ranks.continue_stop(self._preparation.pids):
             return False
         # An agent ended by a signal has no time to hash checkpoints.
         is_signalled = self._leaving and self._dismissed_at is None
         return self._scanner.finish(ranks, now_s) or is_signalled
 
-    def _stopped(self, attempt: NodeAttempt) -> None:
+    def _finish_attempt(self, attempt: NodeAttempt) -> None:
         """Report an attempt without processes as stopped, after its last log lines; then obey the waiting order."""
         ranks = attempt.ranks
         attempt.close()
         if attempt.has_script:
             self._last_stop = max(self._last_stop, ranks.attempt)  # a start that comes too late has no script
-        self._shipper.push(self._attempts)
+        self._shipper.send_last(self._growing_attempts)
         self._attempt = None
         if not self._ends_with_agent(ranks):
             self._link.report(reports.Stopped(ranks.attempt, ranks.how))
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None and waiting.attempt == self._latest:
+        waiting, self._waiting_order = self._waiting_order, None
+        if waiting is not None and waiting.attempt == self._latest_attempt:
             self._obey(waiting)
 
     @property
-    def _attempts(self) -> tuple[int, ...]:
+    def _growing_attempts(self) -> tuple[int, ...]:
         """The attempts whose files still grow on this node."""
-        running = self._ranks.attempt if self._ranks is not None else self._latest
-        return tuple(dict.fromkeys((running, self._latest)))
+        running = self._ranks.attempt if self._ranks is not None else self._latest_attempt
+        return tuple(dict.fromkeys((running, self._latest_attempt)))
 
     @property
     def _has_shipped(self) -> bool:
         if not self._config.ships or self._dismissed_at is None:
             return True
-        return self._shipper.is_done(self._attempts, self._dismissed_at, self._link.disconnected_s)
+        return self._shipper.is_done(self._growing_attempts, self._dismissed_at, self._link.disconnected_s)
 
     def _note(self, text: str) -> None:
         """Write a line to the node's log of the latest attempt; a deleted job folder must not come back."""
-        if self._latest and self._job.root.exists():
-            self._node_log.add(self._latest, text)
+        if self._latest_attempt and self._job.root.exists():
+            self._node_log.add(self._latest_attempt, text)
 
 
 def run_agent(config: AgentConfig, pulse: Callable[[], None] = lambda: None) -> int:

@@ -22,8 +22,8 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.host import procfs
 from orchestrator.core.host.gpus import Gpu
 from orchestrator.core.jobdir import full_disk
-from orchestrator.core.text import counted
-from orchestrator.core.wire.agent_config import Needs
+from orchestrator.core.text import format_count
+from orchestrator.core.wire.agent_config import LeaseNeeds
 from orchestrator.core.wire.bootstrap import HeldLeases, RequestFailed
 
 PREFIX = "orch-lease"
@@ -44,7 +44,7 @@ _NAME_BYTES_MAX = 107  # sun_path, less the leading NUL
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LeaseHolder:
     """Holder of a lease; the fields of a process that does not answer are empty or 0. `for_s`: how long its process has lived,
     as the asker finds."""
 
@@ -60,7 +60,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
+class LeaseCapacity:
     """What this host can lease."""
 
     gpus: Callable[[], Sequence[Gpu]]
@@ -71,9 +71,9 @@ class Stock:
 class Leases:
     """Leases of one agent, held while these sockets are open in any process."""
 
-    def __init__(self, me: Holder, gpus: tuple[str, ...], sockets: Sequence[socket.socket]) -> None:
+    def __init__(self, holder: LeaseHolder, gpus: tuple[str, ...], sockets: Sequence[socket.socket]) -> None:
         self.gpus = gpus
-        self._answer = codec.dumps(me).encode()
+        self._answer = codec.dumps(holder).encode()
         self._listeners = {listener.fileno(): listener for listener in sockets}
 
     @property
@@ -97,84 +97,93 @@ class Leases:
         _close(self._listeners.values())
 
 
-def me(job: str, node: str) -> Holder:
+def this_holder(job: str, node: str) -> LeaseHolder:
     """Return this process as a holder."""
-    return Holder(job, node, _user(os.geteuid()), os.getpid())
+    return LeaseHolder(job, node, _user(os.geteuid()), os.getpid())
 
 
-def acquire(needs: Needs, who: Holder, stock: Stock) -> Leases:
+def acquire(needs: LeaseNeeds, requester: LeaseHolder, capacity: LeaseCapacity) -> Leases:
     """Lease what is needed, all or nothing. Raises RequestFailed, which names the holders of what is missing."""
     if not needs.gpus and not needs.slots:
-        return Leases(who, (), ())
-    return _take_gpus(needs.gpus, who, stock) if needs.gpus else _take_slots(needs, who, stock)
+        return Leases(requester, (), ())
+    return (
+        _lease_gpus(needs.gpus, requester, capacity)
+        if needs.gpus
+        else _lease_slots(needs, requester, capacity)
+    )
 
 
-def held(stock: Stock, text: str) -> tuple[HeldLeases, ...]:
+def list_held(capacity: LeaseCapacity, text: str) -> tuple[HeldLeases, ...]:
     """Return the leases that jobs hold on this host now. `text`: of /proc/net/unix, which lists the names without binding any."""
-    marked = [line.rpartition(f"@{stock.prefix}/") for line in text.splitlines()]
+    marked = [line.rpartition(f"@{capacity.prefix}/") for line in text.splitlines()]
     names = list(dict.fromkeys(name for _, mark, name in marked if mark and name != "turn"))
     gpus: Sequence[Gpu] = ()
     if any(name.startswith("gpu-") for name in names):
         with contextlib.suppress(HostError):
-            gpus = stock.gpus()
+            gpus = capacity.gpus()
     ids = {f"gpu-{gpu.uuid}": f"GPU {gpu.id}" for gpu in gpus}
-    things = [ids.get(name, name.replace("-", " ", 1)) for name in sorted(names, key=_in_order)]
-    holders = _holders(sorted(names, key=_in_order), stock.prefix)
-    by_holder = _by_holder(dict(zip(things, holders, strict=True)))
+    things = [ids.get(name, name.replace("-", " ", 1)) for name in sorted(names, key=_sort_key)]
+    holders = _holders(sorted(names, key=_sort_key), capacity.prefix)
+    by_holder = _group_by_holder(dict(zip(things, holders, strict=True)))
     return tuple(
-        HeldLeases(len(own), _grouped(own), str(holder), holder.for_s) for holder, own in by_holder.items()
+        HeldLeases(len(names_held), _format_names(names_held), str(holder), holder.for_s)
+        for holder, names_held in by_holder.items()
     )
 
 
-def _in_order(name: str) -> tuple[str, int, str]:
+def _sort_key(name: str) -> tuple[str, int, str]:
     kind, _, number = name.partition("-")
     return kind, int(number) if number.isdigit() else 0, number
 
 
-def _take_gpus(count: int, who: Holder, stock: Stock) -> Leases:
+def _lease_gpus(count: int, requester: LeaseHolder, capacity: LeaseCapacity) -> Leases:
     try:
-        gpus = stock.gpus()
+        gpus = capacity.gpus()
     except HostError as err:
-        reason = f"{counted(count, 'GPU')} wanted, none available: {err}"
+        reason = f"{format_count(count, 'GPU')} wanted, none available: {err}"
         fix = "install the NVIDIA driver there, or take the host off the list"
         raise RequestFailed("lease", reason, fix) from err
     if len(gpus) < count:
-        reason = f"{counted(count, 'GPU')} wanted, the host has {len(gpus)}"
+        reason = f"{format_count(count, 'GPU')} wanted, the host has {len(gpus)}"
         raise RequestFailed("lease", reason, "lower gpus_per_node, or take the host off the list")
     names = {f"gpu-{gpu.uuid}": gpu for gpu in gpus}
-    with _choosing_alone(stock.prefix):
-        bound, taken = _bind(list(names), count, stock.prefix)
+    with _hold_choice_lock(capacity.prefix):
+        bound, taken = _bind(list(names), count, capacity.prefix)
         free = len(bound)
         if free < count:
             _close(bound.values())
     if free < count:
         things = [f"GPU {names[name].id}" for name in taken]
-        holders = dict(zip(things, _holders(taken, stock.prefix), strict=True))
-        raise _busy(f"{counted(count, 'GPU')} wanted, {free} of {len(gpus)} free", holders, who)
-    return Leases(who, tuple(names[name].id for name in bound), tuple(bound.values()))
+        holders = dict(zip(things, _holders(taken, capacity.prefix), strict=True))
+        raise _busy_failure(
+            f"{format_count(count, 'GPU')} wanted, {free} of {len(gpus)} free", holders, requester
+        )
+    return Leases(requester, tuple(names[name].id for name in bound), tuple(bound.values()))
 
 
-def _take_slots(needs: Needs, who: Holder, stock: Stock) -> Leases:
+def _lease_slots(needs: LeaseNeeds, requester: LeaseHolder, capacity: LeaseCapacity) -> Leases:
     """Lease slots.
 
     Slots that the same job holds, under another host name of this machine, do not count as missing. Without a number of
     slots in the list of hosts, a job that wants more than the machine's cores leases all of them.
     """
-    total = needs.slots_there or stock.cores
-    count = needs.slots if needs.slots_there else min(needs.slots, total)
+    total = needs.host_slots or capacity.cores
+    count = needs.slots if needs.host_slots else min(needs.slots, total)
     if count > total:
-        reason = f"{counted(count, 'slot')} wanted, the host has {total}"
+        reason = f"{format_count(count, 'slot')} wanted, the host has {total}"
         raise RequestFailed("lease", reason, "lower procs_per_node, or raise the host's slots")
-    with _choosing_alone(stock.prefix):
-        bound, taken = _bind([f"slot-{number}" for number in range(total)], count, stock.prefix)
+    with _hold_choice_lock(capacity.prefix):
+        bound, taken = _bind([f"slot-{number}" for number in range(total)], count, capacity.prefix)
     if len(bound) < count:
         things = [name.replace("-", " ") for name in taken]
-        holders = dict(zip(things, _holders(taken, stock.prefix), strict=True))
-        ours = sum(holder is not None and holder.job == who.job for holder in holders.values())
+        holders = dict(zip(things, _holders(taken, capacity.prefix), strict=True))
+        ours = sum(holder is not None and holder.job == requester.job for holder in holders.values())
         if len(bound) + ours < count:
             _close(bound.values())
-            raise _busy(f"{counted(count, 'slot')} wanted, {len(bound)} of {total} free", holders, who)
-    return Leases(who, (), tuple(bound.values()))
+            raise _busy_failure(
+                f"{format_count(count, 'slot')} wanted, {len(bound)} of {total} free", holders, requester
+            )
+    return Leases(requester, (), tuple(bound.values()))
 
 
 def _bind(names: Sequence[str], count: int, prefix: str) -> tuple[dict[str, socket.socket], list[str]]:
@@ -211,7 +220,7 @@ def _address(name: str, prefix: str) -> bytes:
 
 
 @contextlib.contextmanager
-def _choosing_alone(prefix: str) -> Iterator[None]:
+def _hold_choice_lock(prefix: str) -> Iterator[None]:
     """Hold this host's lock for choosing. Raises RequestFailed when another launch holds it for `CHOOSE_S_MAX`."""
     deadline_s = time.monotonic() + CHOOSE_S_MAX
     while (lock := _try_bind("turn", prefix)) is None:
@@ -224,13 +233,13 @@ def _choosing_alone(prefix: str) -> Iterator[None]:
         yield
 
 
-def _holders(names: Iterable[str], prefix: str) -> list[Holder | None]:
+def _holders(names: Iterable[str], prefix: str) -> list[LeaseHolder | None]:
     """Ask for the holder of each name, None for a name that has just become free. Each process is asked once."""
-    by_pid: dict[int, Holder] = {}
-    return [_ask(name, prefix, by_pid) for name in names]
+    by_pid: dict[int, LeaseHolder] = {}
+    return [_ask_holder(name, prefix, by_pid) for name in names]
 
 
-def _ask(name: str, prefix: str, by_pid: dict[int, Holder]) -> Holder | None:
+def _ask_holder(name: str, prefix: str, by_pid: dict[int, LeaseHolder]) -> LeaseHolder | None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
         asker.settimeout(ASK_S_MAX)
         try:
@@ -238,37 +247,37 @@ def _ask(name: str, prefix: str, by_pid: dict[int, Holder]) -> Holder | None:
         except ConnectionRefusedError:
             return None
         except OSError:  # its queue is full of askers without an answer
-            return Holder("", "", "", 0)
+            return LeaseHolder("", "", "", 0)
         credentials = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid, uid, _ = struct.unpack("3i", credentials)
         if pid not in by_pid or not pid:  # pid 0 is in a container, and so may others be
-            answered = Holder("", "", _user(uid), pid)
+            answered = LeaseHolder("", "", _user(uid), pid)
             with contextlib.suppress(OSError, codec.CodecError):
-                answered = codec.loads(Holder, asker.recv(ANSWER_BYTES_MAX))
+                answered = codec.loads(LeaseHolder, asker.recv(ANSWER_BYTES_MAX))
             by_pid[pid] = replace(answered, for_s=procfs.age_s(pid))
         return by_pid[pid]
 
 
-def _busy(what: str, holders: dict[str, Holder | None], who: Holder) -> RequestFailed:
-    things = _by_holder(holders)
-    reasons = [f"{_grouped(names)} held by {holder}" for holder, names in things.items()]
-    own = next((holder for holder in things if holder.job == who.job), None)
-    if own is not None:  # waiting does not help
+def _busy_failure(what: str, holders: dict[str, LeaseHolder | None], requester: LeaseHolder) -> RequestFailed:
+    things = _group_by_holder(holders)
+    reasons = [f"{_format_names(names)} held by {holder}" for holder, names in things.items()]
+    own_holder = next((holder for holder in things if holder.job == requester.job), None)
+    if own_holder is not None:  # waiting does not help
         reasons.append(
-            f"this job already holds them as {own.node}: name each machine once in the list of hosts"
+            f"this job already holds them as {own_holder.node}: name each machine once in the list of hosts"
         )
     return RequestFailed("lease", "; ".join([what, *reasons]), "orch tries again when they are free", "busy")
 
 
-def _by_holder(holders: dict[str, Holder | None]) -> dict[Holder, list[str]]:
-    things: dict[Holder, list[str]] = {}
+def _group_by_holder(holders: dict[str, LeaseHolder | None]) -> dict[LeaseHolder, list[str]]:
+    things: dict[LeaseHolder, list[str]] = {}
     for thing, holder in holders.items():
         if holder is not None:
             things.setdefault(holder, []).append(thing)
     return things
 
 
-def _grouped(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     """Return `slot 3` for one name, `slots 0-3` for three or more in a row, else a list."""
     kind, ids = names[0].partition(" ")[0], [name.partition(" ")[2] for name in names]
     in_row = (

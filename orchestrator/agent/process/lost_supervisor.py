@@ -23,60 +23,69 @@ from orchestrator.agent.ranks.processes import NodeRanks
 from orchestrator.core.slurm import scontrol, step_env
 from orchestrator.core.wire import orders
 
-AWAY_S = 90.0
+DISCONNECTED_S = 90.0
 """For how long ranks must have made steps without contact until their supervisor counts as disconnected. It has ended a
 connection without heartbeats long before, and then expects the longer time, see `brain.scheduling.fence`."""
 
 
-ALONE_S_MAX = 900.0
+NO_CONTACT_S_MAX = 900.0
 """An agent without ranks leaves after this time without contact: another is started when it is needed."""
 
-ALONE_PENDING_S_MAX = 7 * 86_400.0
+NO_CONTACT_PENDING_S_MAX = 7 * 86_400.0
 """The same for an agent with unacknowledged reports, such as the end of ranks: a laptop may stay closed for days."""
 
 
-def alone_s_max(has_pending: bool) -> float:
+def no_contact_s_max(has_pending: bool) -> float:
     """Return for how long an agent without ranks stays without contact."""
-    return ALONE_PENDING_S_MAX if has_pending else ALONE_S_MAX
+    return NO_CONTACT_PENDING_S_MAX if has_pending else NO_CONTACT_S_MAX
 
 
-class Fence:
+class AgentFence:
     """The times (s) that hold for this agent: `base_s` until the supervisor sends others, None for no fence at all;
     `away_s` while the supervisor is disconnected, if that is longer."""
 
-    def __init__(self, base_s: float | None, away_s: float = 0.0) -> None:
-        self._quiet_s, self._away_s = base_s, away_s
-        self._alone_s = 0.0
+    def __init__(self, base_s: float | None, disconnected_timeout_s: float = 0.0) -> None:
+        self._contact_timeout_s, self._disconnected_timeout_s = base_s, disconnected_timeout_s
+        self._startup_timeout_s = 0.0
 
     def begin(self) -> None:
         """Begin an attempt, and reset the time for ranks without steps, which belonged to earlier ranks."""
-        self._alone_s = 0.0
+        self._startup_timeout_s = 0.0
 
-    def set(self, order: orders.Fence) -> None:
+    def apply(self, order: orders.Fence) -> None:
         """Take the times that the supervisor orders."""
-        self._quiet_s, self._alone_s = order.quiet_s, order.alone_s
+        self._contact_timeout_s, self._startup_timeout_s = order.quiet_s, order.alone_s
 
-    def over_s(self, ranks: NodeRanks, proved_at: float, connected_at: float, now_s: float) -> float | None:
+    def exceeded_s(
+        self, ranks: NodeRanks, proved_at: float, connected_at: float, now_s: float
+    ) -> float | None:
         """Return the time (s) without contact and step if it is over the limit, else None.
 
         A supervisor that was connected since is not disconnected: it may know of that connection, though no contact was proved.
         """
-        if self._quiet_s is None or now_s - max(proved_at, ranks.progress_at) <= self._quiet_s:
+        if (
+            self._contact_timeout_s is None
+            or now_s - max(proved_at, ranks.progress_at) <= self._contact_timeout_s
+        ):
             return None
         ranks.heartbeats()  # this process may have been stopped while its ranks kept running
-        quiet_s = now_s - max(proved_at, ranks.progress_at)
-        longer_s = self._away_s if ranks.progress_at - max(proved_at, connected_at) > AWAY_S else 0.0
-        limit_s = max(self._quiet_s, longer_s if ranks.last_step_ns() else self._alone_s)
-        return quiet_s if quiet_s > limit_s else None
+        no_contact_s = now_s - max(proved_at, ranks.progress_at)
+        longer_s = (
+            self._disconnected_timeout_s
+            if ranks.progress_at - max(proved_at, connected_at) > DISCONNECTED_S
+            else 0.0
+        )
+        limit_s = max(self._contact_timeout_s, longer_s if ranks.last_step_ns() else self._startup_timeout_s)
+        return no_contact_s if no_contact_s > limit_s else None
 
 
-ALONE_S = 15.0
+ORPHANED_S = 15.0
 """How long contact must be missing."""
 
-TURN_S = 5.0
+STAGGER_S = 5.0
 """How much later each next node of a step asks: the first one to requeue spares the others."""
 
-AGAIN_S = 10.0
+RETRY_S = 10.0
 
 CHECK_S = 1.0
 """How often an agent without contact reads the job's allocation."""
@@ -93,7 +102,7 @@ class NewerAllocation:
     def __init__(self, file: Path, environ: Mapping[str, str]) -> None:
         """`file` names the job's present allocation; `environ` is that of a Slurm step."""
         self._file = file
-        self._own = step_env.allocation(environ)
+        self._own_allocation = step_env.allocation_id(environ)
         self._due_s = float("-inf")
         self._current = ""
         self._thread: threading.Thread | None = None
@@ -101,10 +110,10 @@ class NewerAllocation:
     def check(self) -> str:
         """Return the other allocation as last read, empty for none; start the next reading. This does not block."""
         now_s, is_reading = time.monotonic(), self._thread is not None and self._thread.is_alive()
-        if self._own and now_s >= self._due_s and not is_reading:
+        if self._own_allocation and now_s >= self._due_s and not is_reading:
             self._due_s = now_s + CHECK_S
-            self._thread = _started(self._read, "newer-allocation")
-        return self._current if self._current != self._own else ""
+            self._thread = _start_thread(self._read, "newer-allocation")
+        return self._current if self._current != self._own_allocation else ""
 
     def _read(self) -> None:
         """Read the file; an unreadable one changes nothing."""
@@ -125,7 +134,7 @@ class LostSupervisor:
         self._job_id = environ.get("SLURM_JOB_ID", "")
         self._restarts = environ.get("SLURM_RESTART_COUNT") or "0"
         node_id = environ.get("SLURM_NODEID", "")
-        self._first_s = ALONE_S + TURN_S * (int(node_id) if node_id.isdigit() else 0)
+        self._first_s = ORPHANED_S + STAGGER_S * (int(node_id) if node_id.isdigit() else 0)
         self._due_s = self._first_s
         self._newer_allocation, self._fence_s = newer, fence_s
         self._note = note
@@ -150,21 +159,21 @@ class LostSupervisor:
         is_asking = self._thread is not None and self._thread.is_alive()
         if no_contact_s < self._due_s or not self._job_id or is_asking:
             return
-        self._due_s = no_contact_s + AGAIN_S
-        self._thread = _started(self._requeue_if_lost, "lost-supervisor")
+        self._due_s = no_contact_s + RETRY_S
+        self._thread = _start_thread(self._requeue_if_lost, "lost-supervisor")
 
     def _requeue_if_lost(self) -> None:
         job = scontrol.show_job(self._job_id)
         if not scontrol.is_orphaned(job, self._restarts):
             return
-        refusal = scontrol.ask("requeue", self._job_id)[1]
+        refusal = scontrol.run_scontrol("requeue", self._job_id)[1]
         outcome = f"cannot be requeued: {refusal}" if refusal else "is requeued"
         self._note(
             f"{job['BatchHost']} is lost, and the supervisor with it: Slurm job {self._job_id} {outcome}"
         )
 
 
-def _started(target: Callable[[], None], name: str) -> threading.Thread | None:
+def _start_thread(target: Callable[[], None], name: str) -> threading.Thread | None:
     """Start a thread that ends with the process; None where the limit of processes is reached."""
     thread = threading.Thread(target=target, name=name, daemon=True)
     try:

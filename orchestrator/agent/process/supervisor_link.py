@@ -30,7 +30,7 @@ class Outbox:
         self._reports: deque[tuple[int, reports.ReliableReport]] = deque()
         self._last_seq = 0
 
-    def keep(self, report: reports.ReliableReport) -> int:
+    def add(self, report: reports.ReliableReport) -> int:
         """Keep a report and return its number, from 1."""
         self._last_seq += 1
         if len(self._reports) >= REPORTS_MAX:
@@ -53,17 +53,17 @@ REDIAL_S_MIN = 0.1
 REDIAL_S_MAX = 2.0
 BEATS_UNACKNOWLEDGED_MAX = 1000
 
-MUTE_S_MIN = 10.0
-MUTE_BEATS = 5
+SILENT_S_MIN = 10.0
+SILENT_BEATS_MIN = 5
 """A connection without an acknowledgement for this time, and for this number of heartbeats, counts as dead."""
 
 NODE_ENDPOINT = "endpoint"
 """The file in the node's own folder with the address to dial, `host:port`; the side that forwards a port writes it."""
 
-_ORDERS = codec.by_kind(orders.Order)
+_ORDERS = codec.classes_by_kind(orders.Order)
 
 
-AT_ONCE_BYTES = 1 << 20
+BUFFERED_BYTES_MAX = 1 << 20
 """How much of the pending reports may wait in a connection to be sent."""
 
 
@@ -86,7 +86,7 @@ class SupervisorLink:
         self._greet = greet
         self._obey = obey
         self._outbox = Outbox()
-        self._line: connection.Line | None = None
+        self._line: connection.PeerConnection | None = None
         # Whether all pending reports were sent over this connection, and else the last of them, and when more were read.
         self._is_caught_up = False
         self._sent = 0
@@ -94,7 +94,7 @@ class SupervisorLink:
         self._redial_s = REDIAL_S_MIN
         self.connected_at = 0.0
         self._disconnected_at = time.monotonic()
-        self._complaint = ""
+        self._last_error = ""
         self._beats = 0
         self._beats_sent: deque[tuple[int, float]] = deque(maxlen=BEATS_UNACKNOWLEDGED_MAX)
         self.proved_at = time.monotonic()
@@ -114,7 +114,7 @@ class SupervisorLink:
         """Whether a report that must arrive is not acknowledged yet."""
         return bool(self._outbox.pending())
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Dial until cancelled."""
         context = connection.client_context(self._config.certificate)
         while True:
@@ -123,7 +123,7 @@ class SupervisorLink:
                 self.connected_at = time.monotonic()
                 await self._listen(self._line)
             except (OSError, ValueError) as err:
-                self._complain(str(err))
+                self._print_error(str(err))
             self.close()
             await asyncio.sleep(self._redial_s)
             self._redial_s = min(self._redial_s * 2, REDIAL_S_MAX)
@@ -135,10 +135,10 @@ class SupervisorLink:
             self._line = None
             self._disconnected_at = time.monotonic()
 
-    def _complain(self, text: str) -> None:
+    def _print_error(self, text: str) -> None:
         """Print why there is no connection, once for each reason: a night without one must not fill the disk."""
-        if text != self._complaint:
-            self._complaint = text
+        if text != self._last_error:
+            self._last_error = text
             print(f"{time.strftime('%H:%M:%S')} connection: {text}", file=sys.stderr, flush=True)
 
     def _addresses(self) -> list[tuple[str, int]]:
@@ -151,48 +151,48 @@ class SupervisorLink:
             with contextlib.suppress(OSError, UnicodeDecodeError):
                 text = ownership.read_regular(path).decode()
                 break
-        addresses = [connection.address(word) for word in text.split()]
+        addresses = [connection.parse_address(word) for word in text.split()]
         if self._launcher and addresses:
             addresses.insert(0, (self._launcher, addresses[0][1]))
         return list(dict.fromkeys(addresses))
 
-    async def _listen(self, source: connection.Line) -> None:
+    async def _listen(self, source: connection.PeerConnection) -> None:
         self._is_caught_up, self._sent = False, 0
         source.send(self._greet(len(self._outbox.pending())))
-        catching_up = asyncio.create_task(self._catch_up(source)) if not self._has_caught_up(source) else None
+        catching_up = asyncio.create_task(self._catch_up(source)) if not self._send_pending(source) else None
         try:
             await self._receive(source)
         finally:
             if catching_up is not None:
                 catching_up.cancel()
 
-    def _has_caught_up(self, source: connection.Line) -> bool:
+    def _send_pending(self, source: connection.PeerConnection) -> bool:
         """Send pending reports, in order, as many as the connection takes at once; return whether all were sent."""
         for seq, report in self._outbox.pending():
             if seq <= self._sent:
                 continue
-            if source.writer.transport.get_write_buffer_size() > AT_ONCE_BYTES:
+            if source.writer.transport.get_write_buffer_size() > BUFFERED_BYTES_MAX:
                 return False
             source.send(report, seq)
             self._sent = seq
         self._is_caught_up = True
         return True
 
-    async def _catch_up(self, source: connection.Line) -> None:
+    async def _catch_up(self, source: connection.PeerConnection) -> None:
         """Send the other pending reports as they are read. Nothing else is sent before."""
         try:
-            while not self._has_caught_up(source):
+            while not self._send_pending(source):
                 await source.writer.drain()
                 self._drained_at = time.monotonic()
         except OSError:
             source.abort()
 
-    async def _receive(self, source: connection.Line) -> None:
+    async def _receive(self, source: connection.PeerConnection) -> None:
         while True:
             data, _ = await source.receive()
             order, _ = connection.take_message(data, _ORDERS)
             self._redial_s = REDIAL_S_MIN  # only a connection that carried a message resets the pause
-            self._complaint = ""
+            self._last_error = ""
             if isinstance(order, orders.Ack):
                 self._acknowledge(order)
             else:
@@ -205,27 +205,27 @@ class SupervisorLink:
 
     def report(self, report: reports.ReliableReport) -> None:
         """Send a report that must arrive: now if possible, and on every new connection until it is acknowledged."""
-        self._send(report, self._outbox.keep(report))
+        self._send(report, self._outbox.add(report))
 
-    def chunk(self, chunk: reports.Chunk, raw: bytes) -> bool:
+    def send_chunk(self, chunk: reports.Chunk, raw: bytes) -> bool:
         """Send bytes of a file, if a connection is open; return whether they were sent."""
         return self._send(chunk, raw=raw)
 
-    def beat(
-        self, attempt: int, ranks: tuple[reports.RankHeartbeat, ...], looks: int, has_unfinished: bool
+    def send_heartbeat(
+        self, attempt: int, ranks: tuple[reports.RankHeartbeat, ...], scans: int, has_unfinished: bool
     ) -> None:
         """Send a heartbeat, if a connection is open; abort one that seems dead."""
         if self._line is None:
             return
-        mute_s = time.monotonic() - max(self.proved_at, self.connected_at, self._drained_at)
-        if mute_s > max(MUTE_S_MIN, MUTE_BEATS * self._config.heartbeat_s):
+        silent_s = time.monotonic() - max(self.proved_at, self.connected_at, self._drained_at)
+        if silent_s > max(SILENT_S_MIN, SILENT_BEATS_MIN * self._config.heartbeat_s):
             self._line.abort()
             return
         if not self._is_caught_up:
             return
         self._beats += 1
         self._beats_sent.append((self._beats, time.monotonic()))
-        self._send(reports.Heartbeat(attempt, ranks, self._beats, looks, has_unfinished))
+        self._send(reports.Heartbeat(attempt, ranks, self._beats, scans, has_unfinished))
 
     def report_signal(self) -> None:
         """Report that Slurm has signalled this node's processes to end, if a connection is open."""
@@ -241,7 +241,7 @@ class SupervisorLink:
             return False
         try:
             self._line.send(message, seq, raw)
-        except connection.LineError:
+        except connection.PeerError:
             self._line.abort()
             return False
         return True

@@ -29,7 +29,7 @@ OWNED_NAMES = (
 """Variables that are orch's: places of ranks, rendezvous, GPUs."""
 
 
-class _Launch(BaseException):
+class _CapturedLaunch(BaseException):
     """The moment at which Accelerate would start processes, with the environment that they would get."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -47,12 +47,12 @@ def main(words: Sequence[str]) -> None:
     settings = json.loads(words[0])
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print at import is not for the reader
-    found = variables(settings)
+    changed = launch_variables(settings)
     with lines:
-        json.dump({**settings["found"], "env": found}, lines)
+        json.dump({**settings["found"], "env": changed}, lines)
 
 
-def variables(settings: dict[str, Any]) -> dict[str, str]:
+def launch_variables(settings: dict[str, Any]) -> dict[str, str]:
     """Return what the launch would change of this process's environment. Raises SystemExit."""
     before = dict(os.environ)
     env = _environment(_launch_module(), settings)
@@ -76,10 +76,10 @@ def _environment(launch: Any, settings: dict[str, Any]) -> dict[str, str]:
     """Return the environment in which Accelerate would start the ranks. Raises SystemExit."""
     args = _read_line(launch, settings)
     which = f"accelerate {_version()}"
-    _stop_before_processes(launch)
+    _capture_launch(launch)
     try:
         launch.launch_command(args)
-    except _Launch as moment:
+    except _CapturedLaunch as moment:
         return moment.env
     except (Exception, SystemExit) as err:
         why = " ".join(str(err).split()) or type(err).__name__
@@ -114,12 +114,12 @@ def _read_line(launch: Any, settings: dict[str, Any]) -> Any:
     return args
 
 
-def _stop_before_processes(launch: Any) -> None:
+def _capture_launch(launch: Any) -> None:
     """Replace the calls by which Accelerate starts processes: torchrun's `run`, and a process of its own."""
     run = importlib.import_module("torch.distributed.run")
 
     def stop(*_: object, env: Mapping[str, str] | None = None, **__: object) -> NoReturn:
-        raise _Launch(os.environ if env is None else env)
+        raise _CapturedLaunch(os.environ if env is None else env)
 
     run.run = stop  # type: ignore[attr-defined]
     launch.subprocess = types.SimpleNamespace(Popen=stop, run=stop, CalledProcessError=OSError)

@@ -16,10 +16,10 @@ from orchestrator.core import codec
 from orchestrator.core.jobdir import full_disk, ownership
 from orchestrator.core.jobdir.layout import TORCHELASTIC_ERROR_FILE
 from orchestrator.core.observations import LINE_CHARS_MAX, Failure
-from orchestrator.core.shown import Frame
+from orchestrator.core.status_types import Frame
 
 
-def of_exit(folder: Path, log: Path, pid: int, exit_code: int) -> Failure | None:
+def diagnose_exit(folder: Path, log: Path, pid: int, exit_code: int) -> Failure | None:
     """Return why a rank died: the hook's error file, else the last traceback in its log, else the log's last line.
 
     A script may have caught and logged exceptions, or its workers may have died of theirs: a rank that a signal killed
@@ -27,23 +27,25 @@ def of_exit(folder: Path, log: Path, pid: int, exit_code: int) -> Failure | None
     its code. Code 0: the exception whose traceback is the last thing that the rank has printed.
     """
     own_file = folder / ERROR_FILE.format(pid)
-    signum = -exit_code if exit_code < 0 else exit_code - SHELLS_SIGNAL
+    signum = -exit_code if exit_code < 0 else exit_code - SHELL_SIGNAL_BASE
     if signum in FATAL_SIGNALS and not own_file.exists():
-        fatal = of_a_fatal_signal(folder, log, pid, signum)
+        fatal = find_fatal_signal(folder, log, pid, signum)
         if fatal is not None or exit_code < 0:
             return fatal
     if signum == signal.SIGINT and exit_code < 0:
-        return of_an_interrupt(log)
+        return find_interrupt(log)
     if exit_code == 0:
-        before, caught, printed = _ending(log)
+        before, caught, printed = _split_ending(log)
         return None if printed or "Exception ignored" in before.rstrip().rpartition("\n")[2] else caught
     if exit_code < 0 and not own_file.exists():
         return None
-    found = _of_child(error_of(folder, pid), folder, pid, log) or (find(log) if exit_code == 1 else None)
-    return found or (last_line(log) if exit_code > 0 else None)
+    error = _name_child_error(find_error(folder, pid), folder, pid, log) or (
+        find_traceback(log) if exit_code == 1 else None
+    )
+    return error or (last_line(log) if exit_code > 0 else None)
 
 
-def error_of(folder: Path, pid: int) -> Failure | None:
+def find_error(folder: Path, pid: int) -> Failure | None:
     """Return the uncaught exception of the rank's first process, else the newest of any process of the rank."""
     own = folder / ERROR_FILE.format(pid)
     others = sorted(folder.glob(ERROR_FILE.format("*")), key=_mtime_ns, reverse=True)
@@ -54,13 +56,13 @@ def error_of(folder: Path, pid: int) -> Failure | None:
     return None
 
 
-def raised(folder: Path, pid: int) -> Failure | None:
+def read_raised(folder: Path, pid: int) -> Failure | None:
     """Return the uncaught exception that a process has noted and not yet died of."""
     error = _read_error(folder / ERROR_FILE.format(pid))
-    return in_brief(error) if error is not None else None
+    return summarize(error) if error is not None else None
 
 
-def in_brief(error: Failure) -> Failure:
+def summarize(error: Failure) -> Failure:
     """Return an exception without its traceback, with the name of its file alone."""
     where = error.where.brief if error.where is not None else None
     return Failure(error.type, error.message[:LINE_CHARS_MAX], "", where)
@@ -80,12 +82,14 @@ def parse_error(text: bytes) -> Failure | None:
     except codec.CodecError:
         return None  # not of this hook: a script may write anything into the folder
     is_remote = _REMOTE.search(f"{error.type}\n{error.traceback}")
-    told = error.traceback.partition("\nThe above exception was")[0] if is_remote else error.traceback
-    is_told = is_remote or _NESTED.search(error.message)
-    return _raised_by(error, parse(_NESTED.sub(_HEAD, _ESCAPE.sub("", told))) if is_told else None)
+    origin_text = error.traceback.partition("\nThe above exception was")[0] if is_remote else error.traceback
+    has_origin = is_remote or _NESTED.search(error.message)
+    return _merge_inner(
+        error, parse_traceback(_NESTED.sub(_HEAD, _ESCAPE.sub("", origin_text))) if has_origin else None
+    )
 
 
-def _raised_by(error: Failure, inner: Failure | None) -> Failure:
+def _merge_inner(error: Failure, inner: Failure | None) -> Failure:
     """Return an exception under the name and the place of the one that another process raised, `inner`; its own text follows.
     Where /dev/shm has no room its size is named."""
     if inner is not None:
@@ -99,7 +103,7 @@ def _raised_by(error: Failure, inner: Failure | None) -> Failure:
     return replace(error, message=_SHM.sub(rf"\g<0> ({size})", _ESCAPE.sub("", error.message), count=1))
 
 
-def _of_child(error: Failure | None, folder: Path, pid: int, log: Path) -> Failure | None:
+def _name_child_error(error: Failure | None, folder: Path, pid: int, log: Path) -> Failure | None:
     """Return an exception that only says that a child has failed under the name of the child's: the last one that a hook noted
     in another process, else the one printed before it."""
     if error is None or not _CHILD.search(f"{error.type}: {error.message}"):
@@ -108,11 +112,11 @@ def _of_child(error: Failure | None, folder: Path, pid: int, log: Path) -> Failu
         set(folder.glob(ERROR_FILE.format("*"))) - {folder / ERROR_FILE.format(pid)}, key=_mtime_ns
     )
     noted = [found for path in paths if (found := _read_error(path))]
-    before = _RANK_PREFIX.sub("", _tail(log)).partition(error.traceback[:LINE_CHARS_MAX])[0]
-    if (child := noted[-1] if noted else parse(before)) is None:
+    log_before = _RANK_PREFIX.sub("", _read_tail(log)).partition(error.traceback[:LINE_CHARS_MAX])[0]
+    if (child := noted[-1] if noted else parse_traceback(log_before)) is None:
         return error
     traceback = f"{child.traceback}\n\n{error.traceback}"[-TRACEBACK_CHARS_MAX:]
-    return replace(_raised_by(error, child), traceback=traceback)
+    return replace(_merge_inner(error, child), traceback=traceback)
 
 
 def _mtime_ns(path: Path) -> int:
@@ -161,7 +165,7 @@ _LIBRARY_WARNING = re.compile(r"\[W\d{3,}")
 """The start of a warning of torch's C++ part, such as NCCL's at an exit without destroy_process_group."""
 
 FATAL_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
-SHELLS_SIGNAL = 128
+SHELL_SIGNAL_BASE = 128
 """A shell's exit code is this and the number of the signal that ended its script."""
 
 _FATAL = "Fatal Python error: "
@@ -169,51 +173,51 @@ _LAST = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 _FRAME = re.compile(r'^\s+File "(.+?)", line (\d+)(?:, in (.+))?$', re.MULTILINE)
 
 
-def find(log: Path) -> Failure | None:
+def find_traceback(log: Path) -> Failure | None:
     """Return the last uncaught exception printed in the last `TAIL_BYTES` of `log`, or None."""
-    return parse(_tail(log))
+    return parse_traceback(_read_tail(log))
 
 
-def of_a_watchdog(log: Path) -> Failure | None:
+def find_watchdog_line(log: Path) -> Failure | None:
     """Return the line that the process wrote to `log` before it aborted, as a failure without a type, or None."""
     lines = [
         line.strip().removeprefix("what():").strip()
-        for line in _tail(log).splitlines()
+        for line in _read_tail(log).splitlines()
         if _WATCHDOG.search(line)
     ]
     return Failure("", lines[0][:MESSAGE_CHARS_MAX], "", None) if lines else None
 
 
-def of_a_fatal_signal(folder: Path, log: Path, pid: int, signum: int) -> Failure | None:
+def find_fatal_signal(folder: Path, log: Path, pid: int, signum: int) -> Failure | None:
     """Return where a fatal signal found the rank, as a failure without a type, or None.
 
     The stacks are in the file that the hook has given to `faulthandler`; in the log where the user has enabled it.
     """
-    said = of_a_watchdog(log) if signum == signal.SIGABRT else None
+    watchdog = find_watchdog_line(log) if signum == signal.SIGABRT else None
     others = sorted(folder.glob(STACKS_FILE.format("*")), key=_mtime_ns, reverse=True)
     for path in (folder / STACKS_FILE.format(pid), *others, log):
-        text = _tail(path)
+        text = _read_tail(path)
         if _FATAL in text:
-            traceback, where = _in_order(text[text.rindex(_FATAL) :])
-            return Failure("", said.message if said else "", traceback, where)
-    return said
+            traceback, where = _format_dump(text[text.rindex(_FATAL) :])
+            return Failure("", watchdog.message if watchdog else "", traceback, where)
+    return watchdog
 
 
-def _in_order(dump: str) -> tuple[str, Frame | None]:
+def _format_dump(dump: str) -> tuple[str, Frame | None]:
     """Return the stacks of a fatal signal as Python prints tracebacks, the thread that it hit last, and the user's place
     there. A thread of C code has no stack: then the main thread, the last one of a dump, is used."""
-    threads = [thread for thread in stack_dump.parse(dump) if thread.frames]
+    threads = [thread for thread in stack_dump.parse_dump(dump) if thread.frames]
     threads.sort(key=lambda thread: thread.current)
-    text = stack_dump.as_traceback(threads, stack_dump.source_line)
+    text = stack_dump.format_traceback(threads, stack_dump.read_source_line)
     return text[-TRACEBACK_CHARS_MAX:], _users_place(threads[-1].frames) if threads else None
 
 
-def of_an_interrupt(log: Path) -> Failure | None:
+def find_interrupt(log: Path) -> Failure | None:
     """Return where Ctrl-C found the rank, by the traceback in its log, as a failure without a type, or None."""
-    found = find(log)
-    if found is None or found.type != "KeyboardInterrupt":
+    interrupt = find_traceback(log)
+    if interrupt is None or interrupt.type != "KeyboardInterrupt":
         return None
-    return Failure("", "", found.traceback, found.where)
+    return Failure("", "", interrupt.traceback, interrupt.where)
 
 
 def last_line(log: Path) -> Failure | None:
@@ -221,23 +225,23 @@ def last_line(log: Path) -> Failure | None:
 
     Only lines after the last traceback count: its exception was caught, and a line above it is old.
     """
-    _, _, messages = _ending(log)
+    _, _, messages = _split_ending(log)
     return Failure("", messages[-1][:MESSAGE_CHARS_MAX], "", None) if messages else None
 
 
-def _ending(log: Path) -> tuple[str, Failure | None, list[str]]:
+def _split_ending(log: Path) -> tuple[str, Failure | None, list[str]]:
     """Return the end of a log before its last traceback, that exception, and the lines with text after it."""
-    text = _RANK_PREFIX.sub("", _ESCAPE.sub("", _tail(log)))
-    caught = parse(text)
+    text = _RANK_PREFIX.sub("", _ESCAPE.sub("", _read_tail(log)))
+    caught = parse_traceback(text)
     before, _, rest = text.rpartition(caught.traceback) if caught is not None else ("", "", text)
     lines = ("".join(filter(str.isprintable, line)).strip() for line in rest.splitlines())
     return before, caught, [line for line in lines if line and not _LIBRARY_WARNING.match(line)]
 
 
-def _tail(log: Path) -> str:
+def _read_tail(log: Path) -> str:
     """Return the last complete lines, unless one is longer than the tail: the mask would not find half a secret."""
     try:
-        with ownership.regular_file(log) as file:
+        with ownership.open_for_reading(log) as file:
             begin = max(0, log.stat().st_size - TAIL_BYTES)
             file.seek(begin)
             text = file.read().decode("utf-8", "replace")
@@ -246,7 +250,7 @@ def _tail(log: Path) -> str:
     return text.partition("\n")[2] or text if begin else text
 
 
-def parse(text: str) -> Failure | None:
+def parse_traceback(text: str) -> Failure | None:
     """Return the last traceback in `text` as a Failure, or None when there is none.
 
     torch.distributed's own hook puts `[rank0]: ` before each line of it.
@@ -271,7 +275,7 @@ def parse(text: str) -> Failure | None:
 
 def _users_place(frames: Sequence[Frame]) -> Frame | None:
     """Return the innermost frame, the first one, of the user's own code, else the innermost of all."""
-    return stack_dump.users_frame(frames) or next(iter(frames), None)
+    return stack_dump.find_users_frame(frames) or next(iter(frames), None)
 
 
 def _syntax_error_start(text: str) -> int:

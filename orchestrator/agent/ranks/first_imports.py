@@ -16,13 +16,13 @@ from orchestrator.core.jobdir import ownership
 FILE_BYTES_MAX = 1 << 20
 IMPORTS_MAX = 100
 
-TORCH = re.compile(
+IMPORTS_TORCH = re.compile(
     rb"^\s*(?:import\s+(?:[\w.]+(?:\s+as\s+\w+)?\s*,\s*)*|from\s+)(?:torch|accelerate|lightning|pytorch_lightning|transformers)\b",
     re.M,
 )
 """A line that imports torch, or what imports it."""
 
-SETS = re.compile(
+SETS_VARIABLE = re.compile(
     rb"environ\s*(?:\[\s*|\.setdefault\(\s*|\.update\([^)]*?|\|=[^}]*?)[\"']?"
     rb"((?:G?OMP_|KMP_|MKL_|OPENBLAS_|(?:PY)?TORCH)\w+)(?:[\"']?\s*(?:\]\s*=(?!=)|[,:=](?!=)))"
 )
@@ -38,50 +38,52 @@ class Import:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ProgramSource:
     """What is known of a program from its script."""
 
     script: Path
     imports: tuple[Import, ...]
     imports_torch: bool
     # A variable that it sets and that torch may read when it is loaded; "" for none
-    sets: str
+    sets_variable: str
 
 
-def folder_of(argv: tuple[str, ...], cwd: Path) -> Path:
+def import_folder(argv: tuple[str, ...], cwd: Path) -> Path:
     """Return the folder that Python imports from first when it runs `argv`."""
     return cwd if argv[1] == "-m" else (cwd / argv[1]).resolve().parent
 
 
-def read(argv: tuple[str, ...], cwd: Path) -> Source:
+def read_program(argv: tuple[str, ...], cwd: Path) -> ProgramSource:
     """Read the script of a Python's command line. Raises ValueError, with the reason, where it is no Python with a script or
     module of the code; a script in Python's place may do something for each rank, such as to bind it to cores."""
     try:
-        with ownership.regular_file(cwd / argv[0]) as file:
+        with ownership.open_for_reading(cwd / argv[0]) as file:
             if file.read(4) != b"\x7fELF":
                 raise ValueError(f"{argv[0]} is a script")
         is_module = argv[1] == "-m"
         script = cwd.joinpath(*argv[2].split(".")).with_suffix(".py") if is_module else cwd / argv[1]
         if script.suffix != ".py":
             raise ValueError(f"{argv[1]} is no Python file")
-        with ownership.regular_file(script) as file:
+        with ownership.open_for_reading(script) as file:
             text = file.read(FILE_BYTES_MAX)
     except (OSError, IndexError):
         raise ValueError("its command is not a Python with a script or module of the code") from None
-    sets = SETS.search(text)
-    return Source(script, at_top(text), bool(TORCH.search(text)), sets[1].decode() if sets else "")
+    sets = SETS_VARIABLE.search(text)
+    return ProgramSource(
+        script, parse_top_imports(text), bool(IMPORTS_TORCH.search(text)), sets[1].decode() if sets else ""
+    )
 
 
-def at_top(text: bytes) -> tuple[Import, ...]:
+def parse_top_imports(text: bytes) -> tuple[Import, ...]:
     """Return what the import lines at the top of a script name, up to the first other statement."""
-    found: list[Import] = []
+    imports: list[Import] = []
     try:
         for node in ast.parse(text).body:
             match node:
                 case ast.Import():
-                    found += [Import(alias.name) for alias in node.names]
+                    imports += [Import(alias.name) for alias in node.names]
                 case ast.ImportFrom(module=str(module), level=0):
-                    found.append(
+                    imports.append(
                         Import(module, tuple(alias.name for alias in node.names if alias.name != "*"))
                     )
                 case ast.Expr(ast.Constant()):
@@ -90,4 +92,4 @@ def at_top(text: bytes) -> tuple[Import, ...]:
                     break
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
-    return tuple(found[:IMPORTS_MAX])
+    return tuple(imports[:IMPORTS_MAX])

@@ -27,7 +27,7 @@ from typing import Any
 
 from orchestrator.agent.ranks import failure
 from orchestrator.agent.ranks.hook.layout import PENDING_HANDLER, SOCKET_FILE
-from orchestrator.agent.ranks.step_counter import Group, StepCounter, StepEnd
+from orchestrator.agent.ranks.step_counter import ProcessGroup, StepCounter, StepEnd
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
 
@@ -38,14 +38,14 @@ PROCESSES_MAX = 8  # processes of one rank that have torch
 EARLIER_MAX = 3
 """How many collectives of a group are reported before its last one."""
 
-OWN_STEPS_MAX = 64
-OWN_STEPS_MIN = 5
-OWN_EVERY_S = 10.0
-OWN_EVERY_S_MAX = 300.0
+COMPUTE_STEPS_MAX = 64
+COMPUTE_STEPS_MIN = 5
+QUERY_S = 10.0
+QUERY_S_MAX = 300.0
 SETTLED_STEPS = 3
 """For how many steps a count must be ahead of the trace."""
 
-OWN_COST = 500
+QUERY_COST_FACTOR = 500
 """The pause after a query for a rank's own work, as a multiple of the time that the query took (some 10 ms)."""
 
 _TRACE, _PYTHON = "fr_trace_json", "dump_traceback"
@@ -57,7 +57,7 @@ _BLOCK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FlightEntry:
     """One collective that the rank has entered."""
 
     group: str
@@ -81,16 +81,16 @@ class FlightRecord:
     """torch's answer about one rank."""
 
     pid: int = 0
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[FlightEntry, ...] = ()
     # No Python code can run in the process: native code has held the GIL for `CALL_S_MAX`. None: not asked, not known.
     gil_held: bool | None = None
     # The stacks of all Python threads as `faulthandler` writes them under the GIL; the thread of torch's that answers
     # is among them as the `Current thread`.
     threads: str = ""
     # The exception that its main thread is handling, without a traceback.
-    raised: observations.Failure | None = None
+    exception: observations.Failure | None = None
     # The process of `threads`, `gil_held` and `raised`.
-    threads_of: int = 0
+    threads_pid: int = 0
     # The trace as torch has sent it.
     trace: bytes = b""
     # Why the answer is not complete; the rest is then empty.
@@ -98,19 +98,21 @@ class FlightRecord:
     took_s: float = 0.0
 
     def collectives(
-        self, groups: Sequence[Group], world_size: int, now_ns: int
+        self, groups: Sequence[ProcessGroup], world_size: int, now_ns: int
     ) -> tuple[observations.Collective, ...]:
         """Return the last collective entered in each group, the latest first.
 
         A group's ranks are known after the first step; before, only those of the default group.
         """
         members = {group.name: group.ranks for group in groups}
-        own: dict[str, list[Entry]] = {}
+        entries_by_group: dict[str, list[FlightEntry]] = {}
         for entry in self.entries:
             if not entry.is_p2p:
-                own.setdefault(entry.group, []).append(entry)
+                entries_by_group.setdefault(entry.group, []).append(entry)
         collectives = []
-        for *before, last in sorted(own.values(), key=lambda entries: entries[-1].created_ns, reverse=True):
+        for *before, last in sorted(
+            entries_by_group.values(), key=lambda entries: entries[-1].created_ns, reverse=True
+        ):
             all_ranks = tuple(range(world_size)) if last.label == "default group" else ()
             ranks = members.get(last.group, all_ranks)
             ago_s = max(0.0, (now_ns - last.created_ns) / 1e9)
@@ -134,14 +136,14 @@ class WorkerServerClient:
         self._unanswered: dict[int, socket.socket] = {}
         self._lock = threading.Lock()  # one query at a time: torch has two threads to answer
 
-    def start_query(self, python_of: int | None = None) -> Future[FlightRecord]:
+    def start_query(self, threads_pid: int | None = None) -> Future[FlightRecord]:
         """Start a query in a thread of its own that ends by itself. `python_of`: the process to ask also for the stacks of all
         Python threads, and so whether Python code runs; 0 for the process with the longest trace."""
         answer: Future[FlightRecord] = Future()
 
         def run() -> None:
             try:
-                answer.set_result(self.query(python_of))
+                answer.set_result(self.query(threads_pid))
             except Exception as err:  # no other code sees an error of this thread
                 reason = f"torch's flight recorder: {type(err).__name__}: {err}"
                 answer.set_result(FlightRecord(unavailable=reason[:300]))
@@ -152,7 +154,7 @@ class WorkerServerClient:
             answer.set_result(FlightRecord(unavailable=f"torch's flight recorder: {err}"))
         return answer
 
-    def query(self, python_of: int | None = None) -> FlightRecord:
+    def query(self, threads_pid: int | None = None) -> FlightRecord:
         """Query and wait for the answer, a few `CALL_S_MAX` at most: that of the process with the longest trace."""
         with self._lock:
             pids = self._pids()
@@ -161,12 +163,12 @@ class WorkerServerClient:
                 return FlightRecord(unavailable=reason)
             records = [self._query_process(pid) for pid in pids]
             best = max(records, key=lambda record: len(record.entries))
-            if python_of is None:
+            if threads_pid is None:
                 return best
-            held, threads = self._python(python_of or best.pid)
-            raised = self._raised(python_of or best.pid) if held is False else None
+            held, threads = self._query_threads(threads_pid or best.pid)
+            raised = self._query_exception(threads_pid or best.pid) if held is False else None
             return dataclasses.replace(
-                best, gil_held=held, threads=threads, raised=raised, threads_of=python_of or best.pid
+                best, gil_held=held, threads=threads, exception=raised, threads_pid=threads_pid or best.pid
             )
 
     def close(self) -> None:
@@ -193,7 +195,7 @@ class WorkerServerClient:
             reason = f"torch's flight recorder of pid {pid}: {str(err) or type(err).__name__}"
             return FlightRecord(pid, unavailable=reason[:300], took_s=CALL_S_MAX)
 
-    def _python(self, pid: int) -> tuple[bool | None, str]:
+    def _query_threads(self, pid: int) -> tuple[bool | None, str]:
         """Request the stacks of all Python threads; return first whether native code keeps Python from running, None
         when torch does not answer at all. A request without an answer stays open and is not repeated in the
         meantime."""
@@ -202,13 +204,13 @@ class WorkerServerClient:
             connection.close()  # its answer is of an earlier query
             connection = None
         try:
-            connection = connection or _sent(self._folder, pid, _PYTHON)
+            connection = connection or _send_request(self._folder, pid, _PYTHON)
         except OSError:
             return None, ""
         if select.select([connection], [], [], CALL_S_MAX)[0]:
             try:
                 with connection:
-                    body = _answer(connection, _PYTHON, time.monotonic() + CALL_S_MAX)
+                    body = _read_answer(connection, _PYTHON, time.monotonic() + CALL_S_MAX)
             except (OSError, ValueError):
                 return False, ""
             return False, body.decode(errors="replace")
@@ -218,22 +220,22 @@ class WorkerServerClient:
             return True, ""
         return None, ""
 
-    def _raised(self, pid: int) -> observations.Failure | None:
+    def _query_exception(self, pid: int) -> observations.Failure | None:
         """Return the exception that the main thread of a process is handling; None as well where torch has no handlers in
         Python."""
         try:
-            found = failure.parse_error(self._call(pid, PENDING_HANDLER, time.monotonic() + CALL_S_MAX))
+            exception = failure.parse_error(self._call(pid, PENDING_HANDLER, time.monotonic() + CALL_S_MAX))
         except (OSError, ValueError):
             return None
-        return failure.in_brief(found) if found is not None else None
+        return failure.summarize(exception) if exception is not None else None
 
     def _call(self, pid: int, handler: str, until_s: float) -> bytes:
         """Return the body of an answer. Raises OSError or ValueError, whose text says what is wrong."""
-        with _sent(self._folder, pid, handler) as client:
-            return _answer(client, handler, until_s)
+        with _send_request(self._folder, pid, handler) as client:
+            return _read_answer(client, handler, until_s)
 
 
-class OwnWork:
+class LocalComputeTime:
     """Local compute time of a rank in a step, read from its trace periodically.
 
     From the end of a step until the rank enters the next collective, no rank waits for another: this covers loading
@@ -247,7 +249,7 @@ class OwnWork:
         self._client = client
         self._pending: Future[FlightRecord] | None = None
         self._due_s = 0.0
-        self._own_work_s: float | None = None
+        self._compute_s: float | None = None
 
     def poll(self, counter: StepCounter, now_s: float) -> float | None:
         """Return the latest result; start the next query when it is due."""
@@ -255,13 +257,13 @@ class OwnWork:
             self._pending = self._client.start_query()
         if self._pending is not None and self._pending.done():
             record, self._pending = self._pending.result(), None
-            self._due_s = now_s + min(max(OWN_EVERY_S, OWN_COST * record.took_s), OWN_EVERY_S_MAX)
+            self._due_s = now_s + min(max(QUERY_S, QUERY_COST_FACTOR * record.took_s), QUERY_S_MAX)
             if not record.unavailable:
-                self._own_work_s = own_work_s(counter.step_ends(OWN_STEPS_MAX + 1), record.entries)
-        return self._own_work_s
+                self._compute_s = local_compute_s(counter.step_ends(COMPUTE_STEPS_MAX + 1), record.entries)
+        return self._compute_s
 
 
-def own_work_s(ends: Sequence[StepEnd], entries: Sequence[Entry]) -> float | None:
+def local_compute_s(ends: Sequence[StepEnd], entries: Sequence[FlightEntry]) -> float | None:
     """Return the median time from a step's end to the next collective, over the last 64 steps; None below 5 of them."""
     begun = sorted(entries, key=lambda entry: entry.created_ns)
     times_ns = [entry.created_ns for entry in begun]
@@ -270,12 +272,12 @@ def own_work_s(ends: Sequence[StepEnd], entries: Sequence[Entry]) -> float | Non
         first = bisect.bisect_left(times_ns, before.time_ns)
         inside = begun[first : bisect.bisect_right(times_ns, end.time_ns)]
         # A trace that begins in the middle of a step does not show which collective was the step's first.
-        if inside and first > 0 and not _is_mixed(before, end, inside):
+        if inside and first > 0 and not _has_p2p(before, end, inside):
             durations_s.append((inside[0].created_ns - before.time_ns) / 1e9)
-    return statistics.median(durations_s) if len(durations_s) >= OWN_STEPS_MIN else None
+    return statistics.median(durations_s) if len(durations_s) >= COMPUTE_STEPS_MIN else None
 
 
-def _is_mixed(before: StepEnd, end: StepEnd, inside: Sequence[Entry]) -> bool:
+def _has_p2p(before: StepEnd, end: StepEnd, inside: Sequence[FlightEntry]) -> bool:
     if any(entry.is_p2p for entry in inside):
         return True
     if all(entry.lists_p2p for entry in inside):
@@ -284,21 +286,23 @@ def _is_mixed(before: StepEnd, end: StepEnd, inside: Sequence[Entry]) -> bool:
     return before.total is None or end.total is None or end.total - before.total > len(inside)
 
 
-def mixed(ends: Sequence[StepEnd], groups: Sequence[Group], entries: Sequence[Entry]) -> tuple[str, ...]:
+def find_groups_with_p2p(
+    ends: Sequence[StepEnd], groups: Sequence[ProcessGroup], entries: Sequence[FlightEntry]
+) -> tuple[str, ...]:
     """Return the keys of the groups with point-to-point operations since the trace began: gloo counts these and does
     not list them, so that the rank's count runs ahead of the trace's numbers."""
     keys = []
     for index, group in enumerate(groups):
-        own = sorted(
+        entry_numbers = sorted(
             (entry.created_ns, entry.number)
             for entry in entries
             if entry.group == group.name and not (entry.is_p2p or entry.lists_p2p)
         )
         ahead = [
-            end.counts[index] - own[at - 1][1]
+            end.counts[index] - entry_numbers[at - 1][1]
             for end in ends  # the trace does not cover ends after its last entry
             if end.counts is not None
-            and 0 < (at := bisect.bisect_right(own, (end.time_ns, math.inf))) < len(own)
+            and 0 < (at := bisect.bisect_right(entry_numbers, (end.time_ns, math.inf))) < len(entry_numbers)
         ]
         # A collective that another thread has just begun is counted, and listed a moment later.
         if ahead and min(ahead[-SETTLED_STEPS:]) > min(ahead):
@@ -306,7 +310,7 @@ def mixed(ends: Sequence[StepEnd], groups: Sequence[Group], entries: Sequence[En
     return tuple(keys)
 
 
-def _sent(folder: Path, pid: int, handler: str) -> socket.socket:
+def _send_request(folder: Path, pid: int, handler: str) -> socket.socket:
     """Send a request and return the connection that the answer will come on. Raises OSError.
 
     A socket's path may have 107 bytes at most and the folder lies deep, so the path names the folder by its descriptor.
@@ -327,25 +331,25 @@ def _sent(folder: Path, pid: int, handler: str) -> socket.socket:
         raise
 
 
-def _answer(client: socket.socket, handler: str, until_s: float) -> bytes:
+def _read_answer(client: socket.socket, handler: str, until_s: float) -> bytes:
     """Return the body of an answer. Raises OSError or ValueError."""
-    head, _, body = b"".join(_blocks(client, until_s)).partition(b"\r\n\r\n")
+    head, _, body = b"".join(_read_blocks(client, until_s)).partition(b"\r\n\r\n")
     if head.split(b" ", 2)[1:2] != [b"200"]:
         raise ValueError(f"torch does not offer {handler} here")
     return body
 
 
-def _blocks(client: socket.socket, until_s: float) -> Iterator[bytes]:
+def _read_blocks(client: socket.socket, until_s: float) -> Iterator[bytes]:
     """Yield an answer until its end. Raises OSError when it does not come in time, ValueError when it is too long."""
     size_bytes = 0
-    while block := _block(client, until_s - time.monotonic()):
+    while block := _read_block(client, until_s - time.monotonic()):
         size_bytes += len(block)
         if size_bytes > ANSWER_BYTES_MAX:
             raise ValueError(f"an answer of more than {ANSWER_BYTES_MAX >> 20} MiB")
         yield block
 
 
-def _block(client: socket.socket, limit_s: float) -> bytes:
+def _read_block(client: socket.socket, limit_s: float) -> bytes:
     if limit_s <= 0:
         raise TimeoutError(f"no answer within {CALL_S_MAX:g} s")
     client.settimeout(limit_s)
@@ -355,18 +359,18 @@ def _block(client: socket.socket, limit_s: float) -> bytes:
         raise TimeoutError(f"no answer within {CALL_S_MAX:g} s") from err
 
 
-def _entries(trace: bytes) -> tuple[Entry, ...]:
+def _entries(trace: bytes) -> tuple[FlightEntry, ...]:
     """Return the entries of a trace, oldest first. Raises ValueError, KeyError, TypeError or IndexError."""
     return tuple(_entry(entry) for entry in json.loads(trace).get("entries", ()))
 
 
-def _entry(entry: Mapping[str, Any]) -> Entry:
+def _entry(entry: Mapping[str, Any]) -> FlightEntry:
     backend, _, what = str(entry["profiling_name"]).rpartition(":")
     name, purpose = map(str, entry["process_group"])
     sizes, types = entry["input_sizes"], entry["input_dtypes"]
     limit_ms = entry.get("timeout_ms")
     label = {"default_pg": "default group", "undefined": "", "": ""}.get(purpose, purpose) or f"group {name}"
-    return Entry(
+    return FlightEntry(
         group=name, label=label, number=int(entry["collective_seq_id"]), what=what, shape=_shape(sizes, types),
         created_ns=int(entry["time_created_ns"]), done=entry.get("retired") is True or entry.get("state") == "completed",
         is_p2p=entry.get("is_p2p") is True, lists_p2p=backend != "gloo",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-ALONE = (
+RANK_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_RANK",
     "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
     "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE", "ORCH_JOB_ID", "ORCH_JOB_NAME", "ORCH_ATTEMPT",
@@ -45,7 +45,7 @@ SOCKET_FD = -1
 """The descriptor of the line to the agent."""
 
 
-def unfit(handlers: "Sequence[object]") -> str:
+def find_fork_obstacle(handlers: "Sequence[object]") -> str:
     """Return what keeps this process from being forked as if it were new; "" when nothing does."""
     import signal
     import stat
@@ -86,7 +86,7 @@ class Reads(os._Environ):  # type: ignore[type-arg]
     seen: "set[str]" = set()
 
     def __getitem__(self, key: str) -> str:
-        if not (key in ALONE and is_set_again()):
+        if not (key in RANK_VARIABLES and is_set_again()):
             self.seen.add(key)
         return str(super().__getitem__(key))
 
@@ -149,18 +149,18 @@ def against(module: str, names: "list[str]", own: str, handlers: "list[Any]") ->
     __import__(module, fromlist=names)
     if len(sys.modules) == before:
         return ""
-    if reason := unfit(handlers):
+    if reason := find_fork_obstacle(handlers):
         return reason
-    if alone := Reads.seen & set(ALONE):
+    if alone := Reads.seen & set(RANK_VARIABLES):
         return "reads " + min(alone)
     if any(getattr(function, "rank", None) != 0 for function, _ in rank_zero()):
         return "keeps a rank"
-    if entry := shadowed(own):
+    if entry := find_shadowing_file(own):
         return f"imports what {entry} of the code takes the place of"
     return ""
 
 
-def shadowed(folder: str) -> str:
+def find_shadowing_file(folder: str) -> str:
     """Return the file of the program's own folder that a new interpreter would import in place of a module imported here;
     "" where there is none."""
     names = {name.partition(".")[0] for name in sys.modules if name not in AT_START} - AT_START

@@ -20,26 +20,26 @@ class IoCounter:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._seen_bytes: dict[int, int] = {}
+        self._bytes_by_pid: dict[int, int] = {}
         self._total_bytes = 0
         self._scan_due_s = 0.0
 
     @property
     def pids(self) -> list[int]:
         """The rank's processes as they were last listed."""
-        return list(self._seen_bytes)
+        return list(self._bytes_by_pid)
 
-    def bytes(self, now_s: float) -> int:
+    def total_bytes(self, now_s: float) -> int:
         """Return the bytes that the rank's processes have read and written since the first call."""
         if now_s >= self._scan_due_s:
             self._scan_due_s = now_s + RESCAN_S
             pids = _process_tree(self._pid)
-            self._seen_bytes = {pid: self._seen_bytes.get(pid, -1) for pid in pids}
-        for pid, before in self._seen_bytes.items():
+            self._bytes_by_pid = {pid: self._bytes_by_pid.get(pid, -1) for pid in pids}
+        for pid, before in self._bytes_by_pid.items():
             now = io_bytes(pid)
             if now is not None:
                 self._total_bytes += max(0, now - before) if before >= 0 else 0
-                self._seen_bytes[pid] = now
+                self._bytes_by_pid[pid] = now
         return self._total_bytes
 
 

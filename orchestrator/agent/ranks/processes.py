@@ -14,21 +14,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
-from orchestrator.agent.numbers.rank_numbers import NodeNumbers, RankNumbers, device_of
-from orchestrator.agent.ranks import spawn, step_counter, warm
+from orchestrator.agent.numbers.rank_metrics import NodeMetrics, RankMetrics, find_device
+from orchestrator.agent.ranks import spawn, step_counter, warm_start
 from orchestrator.agent.ranks.failure import forget_errors
-from orchestrator.agent.ranks.flight_recorder import OwnWork, WorkerServerClient
+from orchestrator.agent.ranks.flight_recorder import LocalComputeTime, WorkerServerClient
 from orchestrator.agent.ranks.hook.layout import STEP_FILE
 from orchestrator.agent.ranks.io_counter import IoCounter
 from orchestrator.agent.ranks.rank_start import RankCall, RankStart
 from orchestrator.core.host import process_tags, procfs
-from orchestrator.core.jobdir.durable import make_inside
+from orchestrator.core.jobdir.durable import make_subfolders
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
 from orchestrator.core.observations import Failure
 from orchestrator.core.wire import reports
 
-KILL_AGAIN_S = 0.5
+KILL_REPEAT_S = 0.5
 """How long after a KILL the processes that still live get another one."""
 
 
@@ -59,17 +59,17 @@ class RankProcess:
     exit_code: int | None = None
     world_size: int = 0
     device: str = ""
-    node_numbers: InitVar[NodeNumbers | None] = None
+    node_metrics: InitVar[NodeMetrics | None] = None
     worker_server: WorkerServerClient = field(init=False)
-    own_work: OwnWork = field(init=False)
+    local_compute: LocalComputeTime = field(init=False)
     io_counter: IoCounter = field(init=False)
-    numbers: RankNumbers = field(init=False)
+    metrics: RankMetrics = field(init=False)
 
-    def __post_init__(self, node_numbers: NodeNumbers | None) -> None:
+    def __post_init__(self, node_metrics: NodeMetrics | None) -> None:
         self.worker_server = WorkerServerClient(self.folder)
-        self.own_work = OwnWork(self.worker_server)
+        self.local_compute = LocalComputeTime(self.worker_server)
         self.io_counter = IoCounter(self.pid)
-        self.numbers = RankNumbers(node_numbers or NodeNumbers(), self.rank, self.log, self.device)
+        self.metrics = RankMetrics(node_metrics or NodeMetrics(), self.rank, self.log, self.device)
 
     @property
     def exited(self) -> bool:
@@ -98,9 +98,9 @@ class NodeRanks:
     job: JobDir
     node: str
     processes: list[RankProcess] = field(default_factory=list)
-    starter: warm.Starter = field(default_factory=warm.Starter)
-    numbers: NodeNumbers = field(default_factory=NodeNumbers)
-    want: RanksGoal = RanksGoal.RUN
+    starter: warm_start.RankStarter = field(default_factory=warm_start.RankStarter)
+    metrics: NodeMetrics = field(default_factory=NodeMetrics)
+    goal: RanksGoal = RanksGoal.RUN
     how: str = ""
     kill_at: float = 0.0
     # When resource trackers are killed, too; 0 before anything is
@@ -109,10 +109,10 @@ class NodeRanks:
     # that a rank needs of its peers may have been in transit when they were cut off.
     progress_at: float = 0.0
     oom_kills: int = 0
-    stepped: bool = False
+    has_stepped: bool = False
     # The process groups that have until `kill_at`, and which processes were signalled to end.
-    graced: frozenset[int] = frozenset()
-    told: set[int] = field(default_factory=set)
+    graceful_groups: frozenset[int] = frozenset()
+    signalled: set[int] = field(default_factory=set)
     signum: int = signal.SIGTERM
     # By which its processes are known
     tag: str = ""
@@ -127,20 +127,20 @@ class NodeRanks:
 
     def make_files(self, starts: Iterable[RankStart]) -> None:
         """Make the files of ranks, before any of them is started. Raises OSError."""
-        make_inside(self.job.root, self.job.attempt_logs(self.attempt))
-        make_inside(self.job.root, self.job.evidence(self.attempt))
+        make_subfolders(self.job.root, self.job.attempt_logs(self.attempt))
+        make_subfolders(self.job.root, self.job.evidence(self.attempt))
         for rank in starts:
             folder = self.job.rank_run(self.node, self.attempt, rank.rank)
-            make_inside(self.job.root, folder)
-            step_counter.create(folder / STEP_FILE)
+            make_subfolders(self.job.root, folder)
+            step_counter.create_step_file(folder / STEP_FILE)
             self.job.rank_log(self.attempt, rank.rank).open("ab").close()
 
     @property
     def awaits_start(self) -> bool:
         """Whether a launcher was called for ranks that are not started."""
-        return self.call is not None and not self.processes and self.want is RanksGoal.RUN
+        return self.call is not None and not self.processes and self.goal is RanksGoal.RUN
 
-    def renew(self, call: RankCall) -> None:
+    def begin_call(self, call: RankCall) -> None:
         """Prepare for the ranks of the next launcher call, and kill the leftover processes of the previous ranks."""
         sessions = {process.pid for process in self.processes}
         for pid in process_tags.descendants(os.getpid(), self.tag) if sessions else ():
@@ -148,7 +148,7 @@ class NodeRanks:
             if stat is not None and stat.session in sessions and not procfs.is_tracker(pid):
                 _signal(pid, signal.SIGKILL)
         self.close()
-        self.processes, self.stepped, self.call = [], False, call
+        self.processes, self.has_stepped, self.call = [], False, call
 
     def start(self, starts: Iterable[RankStart]) -> None:
         """Start ranks. Raises OSError when a program cannot be executed, or the disk is full."""
@@ -165,7 +165,7 @@ class NodeRanks:
         counter = step_counter.StepCounter(folder / STEP_FILE)
         return RankProcess(
             rank.rank, rank.local_rank, pid, folder, log, index, counter, world_size=world_size,
-            device=device_of(env, rank.local_rank), node_numbers=self.numbers,
+            device=find_device(env, rank.local_rank), node_metrics=self.metrics,
         )  # fmt: skip
 
     @property
@@ -173,22 +173,22 @@ class NodeRanks:
         """The ranks whose process has not been reaped."""
         return [process for process in self.processes if not process.exited]
 
-    def of_pid(self, pid: int) -> RankProcess | None:
+    def find_by_pid(self, pid: int) -> RankProcess | None:
         """Return the living rank with this pid."""
         return next((process for process in self.alive if process.pid == pid), None)
 
-    def ended(self, process: RankProcess, exit_code: int, why: Failure | None) -> reports.Exited:
+    def note_exit(self, process: RankProcess, exit_code: int, why: Failure | None) -> reports.Exited:
         """Note that a rank's process was reaped; return the report of its end. `exit_code`: negative for a signal."""
         process.exit_code = exit_code
         process.steps = max(process.steps, process.counter.read().step)
         self.note_logs(time.time_ns())
         code, signum = (exit_code, None) if exit_code >= 0 else (None, -exit_code)
         oom = signum == signal.SIGKILL and procfs.oom_kills() > self.oom_kills
-        ordered = self.want is RanksGoal.STOP
+        ordered = self.goal is RanksGoal.STOP
         return reports.Exited(
             self.attempt, process.rank, code, signum, process.steps, why, oom, ordered,
-            alone=process.counter.alone_with(),
-            progress=process.numbers.printed.progress(process.counter.read().rows), training=process.numbers.training(),
+            alone=process.counter.framework_without_group(),
+            progress=process.metrics.printed.progress(process.counter.read().rows), training=process.metrics.training(),
         )  # fmt: skip
 
     def heartbeats(self) -> tuple[reports.RankHeartbeat, ...]:
@@ -211,15 +211,15 @@ class NodeRanks:
                 return None
             state = procfs.state_of_threads(process.pid)
         counts = process.counter.collective_counts(before, last.rows)
-        io_bytes = process.io_counter.bytes(now_s)
-        usage, training = process.numbers.told(process.io_counter.pids, now_s)
+        io_bytes = process.io_counter.total_bytes(now_s)
+        usage, training = process.metrics.measure_if_due(process.io_counter.pids, now_s)
         return reports.RankHeartbeat(
             process.rank, last.step, state, process.log_bytes, cpu_s,
             io_bytes=io_bytes, median_step_s=process.counter.median_step_s(),
-            own_work_s=process.own_work.poll(process.counter, now_s) if last.rows else None, exiting=process.is_exiting(),
+            own_work_s=process.local_compute.poll(process.counter, now_s) if last.rows else None, exiting=process.is_exiting(),
             groups=tuple(group.key for group in process.counter.groups()), collective_counts=counts,
-            optimizer_steps=last.rows, alone=process.counter.alone_with(), progress=process.numbers.printed.progress(last.rows),
-            rate_per_s=process.counter.rate_per_s(), nonfinite_losses=process.numbers.nonfinite_losses(), usage=usage,
+            optimizer_steps=last.rows, alone=process.counter.framework_without_group(), progress=process.metrics.printed.progress(last.rows),
+            rate_per_s=process.counter.rate_per_s(), nonfinite_losses=process.metrics.nonfinite_losses(), usage=usage,
             training=training,
         )  # fmt: skip
 
@@ -232,31 +232,31 @@ class NodeRanks:
                 continue
             if size_bytes != process.log_bytes:
                 process.log_bytes = size_bytes
-                process.index.note(now_ns, size_bytes)
+                process.index.record(now_ns, size_bytes)
 
     def stop(self, grace_s: float, how: str, signum: int = signal.SIGTERM) -> None:
         """Stop all ranks: a signal to their scripts now, KILL to all after `grace_s`. A later call can only shorten the
         grace."""
         now_s = time.monotonic()
         kill_at = now_s + grace_s
-        if self.want is RanksGoal.STOP:
+        if self.goal is RanksGoal.STOP:
             self.kill_at = min(self.kill_at, kill_at)
             return
-        self.want, self.how, self.kill_at, self.signum = RanksGoal.STOP, how, kill_at, signum
+        self.goal, self.how, self.kill_at, self.signum = RanksGoal.STOP, how, kill_at, signum
         graced = (self.script_pid, *(process.pid for process in self.alive))
-        self.graced = frozenset(pid for pid in graced if pid)
+        self.graceful_groups = frozenset(pid for pid in graced if pid)
         tree = procfs.children() if self.alive else {}
         for process in self.alive:
-            self._tell(spawn.scripts_of(process.pid, process.counter.read().pid, tree, signum))
+            self._signal_once(spawn.find_scripts(process.pid, process.counter.read().pid, tree, signum))
             _signal_group(process.pid, signal.SIGCONT)  # a stopped process acts on it only when it continues
 
-    def _tell(self, pids: Iterable[int]) -> None:
+    def _signal_once(self, pids: Iterable[int]) -> None:
         for pid in pids:
-            if pid not in self.told:
-                self.told.add(pid)
+            if pid not in self.signalled:
+                self.signalled.add(pid)
                 _signal(pid, self.signum)
 
-    def push(self, spared: set[int]) -> bool:
+    def continue_stop(self, kept_pids: set[int]) -> bool:
         """Continue a stop; return True when no process of the attempt is left. `spared` pids are not killed, and resource
         trackers not before they had time to do their work.
 
@@ -264,31 +264,31 @@ class NodeRanks:
         """
         now_s = time.monotonic()
         below = process_tags.descendants(os.getpid(), self.tag)
-        remaining = {pid: group for pid, group in _living(below) if pid not in spared}
+        remaining = {pid: group for pid, group in _find_living(below) if pid not in kept_pids}
         if not remaining and not self.alive:
             return True
-        if now_s >= self.kill_at or not self.graced.intersection(remaining.values()):
+        if now_s >= self.kill_at or not self.graceful_groups.intersection(remaining.values()):
             self.trackers_at = self.trackers_at or now_s + procfs.TRACKER_S_MAX
             for pid in remaining:
                 if now_s >= self.trackers_at or not procfs.is_tracker(pid):
                     _signal(pid, signal.SIGKILL)
-            self.kill_at = now_s + KILL_AGAIN_S
+            self.kill_at = now_s + KILL_REPEAT_S
         else:
             busy = {
                 group
                 for pid, group in remaining.items()
-                if pid in self.told or self.of_pid(group) is not None
+                if pid in self.signalled or self.find_by_pid(group) is not None
             }
             if self.alive:  # the script is told to end when its ranks have
                 busy.add(self.script_pid)
-            self._tell(pid for pid, group in remaining.items() if group in self.graced - busy)
+            self._signal_once(pid for pid, group in remaining.items() if group in self.graceful_groups - busy)
         return False
 
-    def makes_first_step(self) -> bool:
+    def take_first_step(self) -> bool:
         """Return True once: when a rank has made its first optimizer step."""
-        if self.stepped or not self.last_step_ns():
+        if self.has_stepped or not self.last_step_ns():
             return False
-        self.stepped = True
+        self.has_stepped = True
         return True
 
     def last_step_ns(self) -> int:
@@ -297,11 +297,11 @@ class NodeRanks:
 
     def steps(self) -> dict[int, int]:
         """Return how many steps each rank here has made; those whose files are closed by then are left out."""
-        found = {}
+        steps_by_rank = {}
         for process in self.processes:
             with contextlib.suppress(ValueError):
-                found[process.rank] = process.counter.read().step
-        return found
+                steps_by_rank[process.rank] = process.counter.read().step
+        return steps_by_rank
 
     @property
     def all_ended_well(self) -> bool:
@@ -326,7 +326,7 @@ def _is_reapable(pid: int) -> bool:
         return True
 
 
-def _living(pids: list[int]) -> Iterator[tuple[int, int]]:
+def _find_living(pids: list[int]) -> Iterator[tuple[int, int]]:
     """Yield the living ones of the processes, each with its process group."""
     for pid in pids:
         stat = procfs.stat(pid)

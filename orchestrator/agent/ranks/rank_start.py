@@ -21,7 +21,7 @@ from orchestrator.agent.ranks.hook.layout import (
 from orchestrator.core.host import process_tags
 from orchestrator.core.settings import rank_env
 from orchestrator.core.settings.rank_env import NodePlan
-from orchestrator.core.settings.rank_settings import Layers, Setting, to_set
+from orchestrator.core.settings.rank_settings import EnvLayers, Setting, added_variables
 from orchestrator.core.slurm import step_env
 
 STACK_SIGNAL = signal.SIGRTMIN + 6
@@ -30,7 +30,7 @@ NCCL, Lightning and submitit, so they are real-time signals."""
 
 
 @dataclass(frozen=True)
-class Count:
+class CountOption:
     """A number in a command line, with its option as written."""
 
     number: int
@@ -38,7 +38,7 @@ class Count:
 
 
 @dataclass
-class Call:
+class LauncherCall:
     """A call of a launcher: the words of a rank's program, and what the launcher adds to them."""
 
     launcher: str
@@ -51,9 +51,9 @@ class Call:
     # `${local_rank}` in a word is the local rank
     has_macros: bool = False
     # What is asked for: nodes (at least and at most), ranks of a node, ranks of all nodes
-    nodes: tuple[Count, Count] | None = None
-    ranks_each: Count | None = None
-    ranks: Count | None = None
+    nodes: tuple[CountOption, CountOption] | None = None
+    ranks_per_node: CountOption | None = None
+    ranks: CountOption | None = None
     # Options that orch does not need
     unused: list[str] = field(default_factory=list)
     # Variables that the launcher sets
@@ -67,7 +67,7 @@ class RankCall:
     """A call that the agent starts ranks for. `number`: which call of the attempt it is, from 1."""
 
     number: int
-    call: Call
+    call: LauncherCall
     # The program first, found on this node
     argv: tuple[str, ...]
     cwd: Path
@@ -75,17 +75,17 @@ class RankCall:
     # Those of the process that has called, see `spawn.limits_of`
     limits: tuple[tuple[Any, ...], ...] = ()
 
-    def argv_of(self, local_rank: int, more: tuple[str, ...]) -> tuple[str, ...]:
+    def rank_argv(self, local_rank: int, more: tuple[str, ...]) -> tuple[str, ...]:
         """Return the words of a rank, with `more` behind them."""
-        call, words = self.call, list(self.argv)
+        call, argv = self.call, list(self.argv)
         if call.local_rank:
             at = call.local_rank_at + call.is_python
-            words[at:at] = [f"{call.local_rank}={local_rank}"]
+            argv[at:at] = [f"{call.local_rank}={local_rank}"]
         if call.has_macros:
-            words = [Template(word).safe_substitute(local_rank=local_rank) for word in words]
-        return (*words, *more)
+            argv = [Template(word).safe_substitute(local_rank=local_rank) for word in argv]
+        return (*argv, *more)
 
-    def env_of(self, rank: int, at: NodePlan) -> dict[str, str]:
+    def rank_variables(self, rank: int, at: NodePlan) -> dict[str, str]:
         """Return the variables by which srun and mpirun number a rank, for programs that read those."""
         if self.call.launcher == "mpirun":
             values = {
@@ -96,7 +96,7 @@ class RankCall:
             }
             return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in values.items()}
         if self.call.launcher == "srun" and at.plan.slurm is None:
-            return step_env.of_a_rank(rank, at.ranks.index(rank), at.gang)
+            return step_env.rank_step_env(rank, at.ranks.index(rank), at.gang)
         return {}
 
 
@@ -114,7 +114,7 @@ class NodeEnvironment:
     """What the environments of a node's ranks are made of, and which program they run."""
 
     at: NodePlan
-    layers: Layers
+    layers: EnvLayers
     settings: tuple[Setting, ...]
     # As this node has it
     program: str
@@ -123,7 +123,7 @@ class NodeEnvironment:
     # The folder whose copy ranks run, where this node has it
     submitted_from: str = ""
 
-    def of_a_rank(self, own: Mapping[str, str], rank: int = 0) -> dict[str, str]:
+    def build_env(self, rank_variables: Mapping[str, str], rank: int = 0) -> dict[str, str]:
         """Return the environment of a rank: of two layers that set a variable the later one wins. Without variables of its
         `own` it is that of the template that ranks are forked from.
 
@@ -137,33 +137,35 @@ class NodeEnvironment:
         """
         env = {
             SOCKET_ENV: "1",
-            **to_set(self.settings, rank),
+            **added_variables(self.settings, rank),
             **self.layers.given,
-            **step_env.share(self.layers.given, own),
-            **own,
+            **step_env.cpu_share_env(self.layers.given, rank_variables),
+            **rank_variables,
             STACK_SIGNAL_ENV: str(int(STACK_SIGNAL)),
             **({SUBMITTED_FROM_ENV: self.submitted_from} if self.submitted_from else {}),
         }
         path = (str(self.at.job.node(self.at.node) / "hook"), env.get("PYTHONPATH", ""))
         return {**env, "PYTHONPATH": os.pathsep.join(part for part in path if part)}
 
-    def starts(self, meet: tuple[str, int], call: RankCall | None) -> tuple[RankStart, ...]:
+    def rank_starts(self, rendezvous: tuple[str, int], call: RankCall | None) -> tuple[RankStart, ...]:
         """Return the ranks of the node. They meet at an address and port; those of a launcher `call` run its words."""
-        return tuple(self._start(local_rank, meet, call) for local_rank in range(len(self.at.ranks)))
+        return tuple(self._start(local_rank, rendezvous, call) for local_rank in range(len(self.at.ranks)))
 
-    def _start(self, local_rank: int, meet: tuple[str, int], call: RankCall | None) -> RankStart:
-        at, rank, words = self.at, self.at.ranks[local_rank], rank_env.arguments(self.at)
+    def _start(self, local_rank: int, rendezvous: tuple[str, int], call: RankCall | None) -> RankStart:
+        at, rank, words = self.at, self.at.ranks[local_rank], rank_env.rank_arguments(self.at)
         argv, cwd, numbers = (self.program, *words[1:]), at.job.code, dict[str, str]()
         if call is not None:
-            argv, cwd = call.argv_of(local_rank, words if call.number == 1 else ()), call.cwd
-            numbers = call.env_of(rank, at)
-        own = {
+            argv, cwd = call.rank_argv(local_rank, words if call.number == 1 else ()), call.cwd
+            numbers = call.rank_variables(rank, at)
+        rank_variables = {
             **numbers,
-            **rank_env.rank_env(at, rank, meet),
-            GIVEN_ENV: f"{meet[0]} {meet[1]} {rank} {at.plan.world_size}",
+            **rank_env.rank_env(at, rank, rendezvous),
+            GIVEN_ENV: f"{rendezvous[0]} {rendezvous[1]} {rank} {at.plan.world_size}",
             RANK_DIR_ENV: str(at.job.rank_run(at.node, at.attempt, rank)),
             process_tags.NAME: self.tag,
         }
         log = at.job.rank_log(at.attempt, rank)
         limits = call.limits if call is not None else ()
-        return RankStart(rank, local_rank, spawn.Program(argv, self.of_a_rank(own, rank), cwd, log, limits))
+        return RankStart(
+            rank, local_rank, spawn.Program(argv, self.build_env(rank_variables, rank), cwd, log, limits)
+        )

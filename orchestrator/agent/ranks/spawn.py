@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.agent.ranks.template import die_with_parent, take
+from orchestrator.agent.ranks.template import apply_limits, die_with_parent
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import ownership
 
@@ -45,9 +45,9 @@ def start(program: Program) -> int:
 
     def begin() -> None:
         die_with_parent(agent_pid, signal.SIGKILL)
-        take(program.limits)
+        apply_limits(program.limits)
 
-    with ownership.growing_file(program.output) as output:
+    with ownership.open_for_append(program.output) as output:
         process = subprocess.Popen(
             program.argv,
             cwd=program.cwd,
@@ -62,10 +62,10 @@ def start(program: Program) -> int:
     return process.pid
 
 
-def limits_of(pid: int) -> tuple[tuple[Any, ...], ...]:
+def read_limits(pid: int) -> tuple[tuple[Any, ...], ...]:
     """Return what a process hands on to those that it starts, besides its variables: umask, niceness, processors and resource
     limits, as `template.take` takes them. Raises OSError, ValueError when it is gone."""
-    _, _, rest = procfs.text(Path(f"/proc/{pid}/status")).partition("\nUmask:")
+    _, _, rest = procfs.read_text(Path(f"/proc/{pid}/status")).partition("\nUmask:")
     return (
         ("umask", int(rest.partition("\n")[0], 8)),
         ("setpriority", os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, pid)),
@@ -74,7 +74,7 @@ def limits_of(pid: int) -> tuple[tuple[Any, ...], ...]:
     )
 
 
-def reaped() -> Iterator[tuple[int, int]]:
+def reap() -> Iterator[tuple[int, int]]:
     """Reap the children that have ended; yield the pid and the wait status of each, and of those stopped or continued."""
     while True:
         try:
@@ -99,7 +99,7 @@ def name_process(name: str) -> None:
     _LIBC.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
-def memory_file(name: str) -> int:
+def open_memory_file(name: str) -> int:
     """Return the descriptor of a new file in memory. Builds of Python for old systems, such as conda's, lack
     `memfd_create`: there it is a deleted temporary file, which is its owner's alone."""
     if hasattr(os, "memfd_create"):
@@ -111,7 +111,7 @@ def memory_file(name: str) -> int:
 _SHELLS = frozenset({"ash", "bash", "busybox", "dash", "fish", "ksh", "ksh93", "mksh", "sh", "yash", "zsh"})
 
 
-def scripts_of(first: int, stepped: int, tree: Mapping[int, list[int]], signum: int) -> list[int]:
+def find_scripts(first: int, stepped: int, tree: Mapping[int, list[int]], signum: int) -> list[int]:
     """Return the processes of a rank that get a warning to save a checkpoint. Its helpers, such as the workers of a DataLoader, must
     outlive the warning: the script needs them until it has saved.
 
@@ -126,41 +126,41 @@ def scripts_of(first: int, stepped: int, tree: Mapping[int, list[int]], signum: 
     | shells around these | those that have a trap for the signal |
     """
     shells, programs, pythons = list[int](), list[int](), list[int]()
-    line = [first]
-    for pid in line:  # grows while it is walked
-        if _executed(pid) in _SHELLS:
+    shell_line = [first]
+    for pid in shell_line:  # grows while it is walked
+        if _executable_name(pid) in _SHELLS:
             shells.append(pid)
-            line += tree.get(pid, ())
+            shell_line += tree.get(pid, ())
         else:
             programs.append(pid)
-    below = list(programs)
-    for pid in below:
-        if _executed(pid).startswith(("python", "pypy")):
+    candidates = list(programs)
+    for pid in candidates:
+        if _executable_name(pid).startswith(("python", "pypy")):
             pythons.append(pid)
         else:
-            below += tree.get(pid, ())
-    trapping = [pid for pid in shells if procfs.catches(pid, signum)]
-    return trapping + (_trainer(first, stepped, tree) or pythons or shells + programs)
+            candidates += tree.get(pid, ())
+    trapping = [pid for pid in shells if procfs.catches_signal(pid, signum)]
+    return trapping + (_find_trainer(first, stepped, tree) or pythons or shells + programs)
 
 
-def _trainer(first: int, stepped: int, tree: Mapping[int, list[int]]) -> list[int]:
+def _find_trainer(first: int, stepped: int, tree: Mapping[int, list[int]]) -> list[int]:
     """Return the first process of the program that makes the steps; none where it is not known."""
     if stepped != first and stepped not in procfs.descendants(first, tree):
         return []
     parents = {child: parent for parent, below in tree.items() for child in below}
     pid = stepped
-    while pid != first and _is_of_parent(pid, parents[pid]):
+    while pid != first and _shares_program(pid, parents[pid]):
         pid = parents[pid]
     return [pid]
 
 
-def _is_of_parent(pid: int, parent: int) -> bool:
+def _shares_program(pid: int, parent: int) -> bool:
     """Return whether a process runs no program of its own: it is a fork, or was started by `multiprocessing`."""
-    own, parents = (procfs.text(Path(f"/proc/{which}/cmdline")) for which in (pid, parent))
+    own, parents = (procfs.read_text(Path(f"/proc/{which}/cmdline")) for which in (pid, parent))
     return own == parents or "multiprocessing" in own
 
 
-def _executed(pid: int) -> str:
+def _executable_name(pid: int) -> str:
     """Return the name of the file that a process executes; empty when it is gone."""
     try:
         return Path(f"/proc/{pid}/exe").readlink().name

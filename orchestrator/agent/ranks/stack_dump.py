@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.jobdir import ownership
-from orchestrator.core.shown import Frame
+from orchestrator.core.status_types import Frame
 
 LIBRARY = re.compile(
     r"/site-packages/|/dist-packages/|/lib(64)?/python3[^/]*/|^<|/torch/(distributed|nn|autograd)/"
 )
 """Files that are not the user's: installed packages, the standard library, frozen modules."""
 
-ORCHS = re.compile(r"/nodes/[^/]+/template/|/hook/(sitecustomize\.py$|_orch_hook/)")
+ORCH_FILES = re.compile(r"/nodes/[^/]+/template/|/hook/(sitecustomize\.py$|_orch_hook/)")
 """Files of orch in a rank, whose frames no person needs: the template that ranks are forked from, and the hook."""
 
 FRAMES_MAX = 100
@@ -29,12 +29,12 @@ _HEAD = re.compile(
     r"(Current thread|Thread|Stack)(?: 0x([0-9a-f]+))?(?: \[(.*)\])? \(most recent call first\)"
 )
 _FRAME = re.compile(r'\s+File "(.*)", line (\d+|\?+)(?: in (.*))?')
-CUT = "..."
+CUT_MARK = "..."
 """The last line of a dump with more than 100 threads, which shows the youngest of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Thread:
+class ThreadStack:
     """A thread with a Python stack, innermost frame first."""
 
     # Its pthread, 0 where it has dumped only itself.
@@ -55,26 +55,26 @@ class Thread:
         return tuple((frame.file, frame.line) for frame in self.frames[1:])
 
 
-def parse(text: str) -> tuple[Thread, ...]:
+def parse_dump(text: str) -> tuple[ThreadStack, ...]:
     """Return the threads of a dump, in its order: the oldest, which is the main one, comes last."""
-    threads: list[Thread] = []
+    threads: list[ThreadStack] = []
     frames: list[Frame] = []
     for line in text.splitlines():
         head = _HEAD.match(line)
         if head is not None:
             frames = []
             current = head[1] == "Current thread"
-            threads.append(Thread(int(head[2] or "0", 16), (head[3] or "").strip(), current, ()))
+            threads.append(ThreadStack(int(head[2] or "0", 16), (head[3] or "").strip(), current, ()))
         frame = _FRAME.match(line)
-        if frame is not None and threads and len(frames) < FRAMES_MAX and not ORCHS.search(frame[1]):
+        if frame is not None and threads and len(frames) < FRAMES_MAX and not ORCH_FILES.search(frame[1]):
             number = int(frame[2]) if frame[2].isdigit() else 0
             frames.append(Frame(frame[1], number, frame[3] or "?"))
             last = threads[-1]
-            threads[-1] = Thread(last.ident, last.name, last.current, tuple(frames))
+            threads[-1] = ThreadStack(last.ident, last.name, last.current, tuple(frames))
     return tuple(threads)
 
 
-def as_traceback(threads: Iterable[Thread], source: Callable[[Frame], str]) -> str:
+def format_traceback(threads: Iterable[ThreadStack], source: Callable[[Frame], str]) -> str:
     """Return stacks as Python prints tracebacks, outermost frame first, with the user's source."""
     lines = []
     for thread in threads:
@@ -85,26 +85,26 @@ def as_traceback(threads: Iterable[Thread], source: Callable[[Frame], str]) -> s
         lines.append(f"{whose} (most recent call last):")
         for frame in reversed(thread.frames):
             lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
-            if is_users(frame) and (line := source(frame)):
+            if is_users_frame(frame) and (line := source(frame)):
                 lines.append(f"    {line}")
         lines.append("")
     return "\n".join(lines)
 
 
-def own_stack(text: str) -> Thread | None:
+def dumped_stack(text: str) -> ThreadStack | None:
     """Return the thread that has dumped itself, None where there is no stack in `text`."""
-    threads = parse(text)
+    threads = parse_dump(text)
     return threads[-1] if threads else None
 
 
-def is_users(frame: Frame) -> bool:
+def is_users_frame(frame: Frame) -> bool:
     """Return whether a frame is the user's code, not a package's or Python's own."""
     return LIBRARY.search(frame.file) is None
 
 
-def users_frame(frames: Iterable[Frame]) -> Frame | None:
+def find_users_frame(frames: Iterable[Frame]) -> Frame | None:
     """Return the innermost frame of the user's own code."""
-    return next(filter(is_users, frames), None)
+    return next(filter(is_users_frame, frames), None)
 
 
 SOURCE_BYTES_MAX = 2 << 20
@@ -114,7 +114,7 @@ START_SLACK_S = 2.0
 script may be written at the moment it is started."""
 
 
-def source_line(frame: Frame, began_s: float = math.inf, folder: str = "") -> str:
+def read_source_line(frame: Frame, began_s: float = math.inf, folder: str = "") -> str:
     """Return the line of a frame; empty if it cannot be read, or if the file is younger than its process, which began at
     `began_s` (Unix time). `folder`: where that process looks for relative paths."""
     path = Path(folder, frame.file)

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.agent.ranks.hook.layout import (
-    ALONE_WITH,
-    ALONE_WORD,
     COUNTS_WORD,
     EXITING_PID_WORD,
     EXITING_WORD,
+    FRAMEWORKS,
     GROUPS_FILE,
     GROUPS_WORD,
+    NO_GROUP_WORD,
     NO_STEP_WORD,
     OPTIMIZER_COLUMN,
     OPTIMIZERS_MAX,
@@ -81,7 +81,7 @@ NO_STEP = LastStep(step=0, time_ns=0, pid=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ProcessGroup:
     """One of torch's process groups: name and label (its purpose) as torch has them, global ranks, column."""
 
     name: str
@@ -110,20 +110,20 @@ class StepEnd:
         return None if self.counts is None else sum(self.counts)
 
 
-def create(path: Path) -> None:
+def create_step_file(path: Path) -> None:
     """Make an empty step file. Its blocks are written, not left as a hole: storing into a hole on a full disk kills."""
     path.write_bytes(bytes(STEP_FILE_BYTES))
 
 
-def left_behind(job: JobDir, attempt: int) -> dict[int, int]:
+def read_last_steps(job: JobDir, attempt: int) -> dict[int, int]:
     """Return how many steps each rank of an attempt had made, as their files still say."""
-    found = {}
+    steps_by_rank = {}
     for path in job.root.glob(f"nodes/*/{attempt_name(attempt)}/rank-*/{STEP_FILE}"):
         with contextlib.suppress(OSError, ValueError):
             counter = StepCounter(path)
-            found[int(path.parent.name.removeprefix("rank-"))] = counter.read().step
+            steps_by_rank[int(path.parent.name.removeprefix("rank-"))] = counter.read().step
             counter.close()
-    return found
+    return steps_by_rank
 
 
 class StepCounter:
@@ -131,7 +131,7 @@ class StepCounter:
 
     def __init__(self, path: Path) -> None:
         self._groups_file = path.with_name(GROUPS_FILE)
-        self._groups: tuple[Group, ...] = ()
+        self._groups: tuple[ProcessGroup, ...] = ()
         self._generation = 0
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), STEP_FILE_BYTES, access=mmap.ACCESS_READ)
@@ -145,13 +145,13 @@ class StepCounter:
         row = words[STEP_WORD]
         # From the ring, not from the header: the header's time may already be that of the next step.
         (time_ns,) = struct.unpack_from("<Q", self._map, 8 * (RING_WORD + row % RING_STEPS))
-        return LastStep(self._step_of(row), time_ns, words[PID_WORD], words[THREAD_WORD], row)
+        return LastStep(self._script_step(row), time_ns, words[PID_WORD], words[THREAD_WORD], row)
 
-    def alone_with(self) -> observations.Framework | None:
+    def framework_without_group(self) -> observations.Framework | None:
         """Return what is to form the rank's process group, where it trains and has formed none; None where it has, or
         that is not known."""
-        number = self._words[ALONE_WORD]
-        return observations.Framework(ALONE_WITH[number - 1]) if 0 < number <= len(ALONE_WITH) else None
+        number = self._words[NO_GROUP_WORD]
+        return observations.Framework(FRAMEWORKS[number - 1]) if 0 < number <= len(FRAMEWORKS) else None
 
     def made_no_step(self) -> bool:
         """Return whether the rank ends without a step though its script trains."""
@@ -174,7 +174,7 @@ class StepCounter:
                 break
             if elapsed_ns > RATE_WINDOW_NS and rate is not None:
                 break
-            rate = (self._step_of(last) - self._step_of(last - back)) * 1e9 / elapsed_ns
+            rate = (self._script_step(last) - self._script_step(last - back)) * 1e9 / elapsed_ns
         return rate
 
     def median_step_s(self) -> float | None:
@@ -188,7 +188,7 @@ class StepCounter:
         long_ns = durations_ns[bisect.bisect_left(durations_ns, short_ns) :]
         return long_ns[len(long_ns) // 2] / 1e9
 
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[ProcessGroup, ...]:
         """Return the rank's groups that are counted; none while they change, or before the first step."""
         generation = _HEADER.unpack_from(self._map)[GROUPS_WORD]
         if generation != self._generation:
@@ -261,7 +261,7 @@ class StepCounter:
             if (own := row[OPTIMIZER_COLUMN]) and (counts := _counts(row, columns)) is not None
         )
 
-    def _step_of(self, row: int) -> int:
+    def _script_step(self, row: int) -> int:
         return self._words[COUNTS_WORD + row % RING_STEPS * ROW_WORDS + SCRIPT_STEP_COLUMN] or row
 
     def _row(self, step: int) -> tuple[int, ...]:
@@ -283,14 +283,16 @@ def _counts(row: tuple[int, ...], columns: list[int]) -> tuple[int, ...] | None:
     return None if -1 in counts else counts
 
 
-def _read_groups(file: Path, generation: int) -> tuple[Group, ...] | None:
+def _read_groups(file: Path, generation: int) -> tuple[ProcessGroup, ...] | None:
     """Return the groups of that generation; None when the file is of another one, or cannot be read (yet)."""
     try:
         data = codec.loads_plain(ownership.read_regular(file))
         if data["generation"] != generation:
             return None
         return tuple(
-            Group(str(item["name"]), str(item["label"]), tuple(map(int, item["ranks"])), int(item["column"]))
+            ProcessGroup(
+                str(item["name"]), str(item["label"]), tuple(map(int, item["ranks"])), int(item["column"])
+            )
             for item in data["groups"]
         )
     except (OSError, ValueError, KeyError, TypeError):

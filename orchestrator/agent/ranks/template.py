@@ -66,7 +66,7 @@ def serve(line: "socket.socket") -> "dict[str, Any]":
         line.send(json.dumps({"pid": int(text)} if text else {"error": "it cannot be forked"}).encode())
 
 
-def be_child_of(agent: int) -> None:
+def await_adoption(agent: int) -> None:
     """Wait until the agent has adopted this process, and end with it."""
     import time
 
@@ -90,7 +90,7 @@ def die_with_parent(parent_pid: int, signum: int) -> None:
 def become_rank(order: "dict[str, Any]", arm: "ModuleType", ahead: "ModuleType") -> None:
     """Turn this process into the rank of an order: what `spawn.start` does for a new interpreter."""
     os.setsid()
-    be_child_of(order["agent"])
+    await_adoption(order["agent"])
     try:
         os.rename(order["ticket"], order["ticket"] + "." + str(os.getpid()))
     except OSError:
@@ -103,7 +103,7 @@ def become_rank(order: "dict[str, Any]", arm: "ModuleType", ahead: "ModuleType")
     os.environ.clear()
     os.environ.update({**order["env"], **set_by_imports})
     os.chdir(order["cwd"])
-    take(order["limits"])
+    apply_limits(order["limits"])
     show_argv(order["argv"])
     if hasattr(sys, "orig_argv"):
         sys.orig_argv = list(order["argv"])
@@ -117,7 +117,7 @@ def become_rank(order: "dict[str, Any]", arm: "ModuleType", ahead: "ModuleType")
     arm.start()
 
 
-def take(limits: "Sequence[Sequence[Any]]") -> None:
+def apply_limits(limits: "Sequence[Sequence[Any]]") -> None:
     """Take limits that `spawn.limits_of` has read: each is a function of `os` or `resource`, and what it is called with."""
     import resource
 
@@ -163,7 +163,7 @@ def run(words: "list[str]") -> None:
         if not is_safe:
             sys.path.insert(0, os.getcwd())
         call = runpy._run_module_as_main  # type: ignore[attr-defined]
-        guarded(lambda: call(words[1]))
+        run_guarded(lambda: call(words[1]))
         return
     from importlib.machinery import SourceFileLoader
 
@@ -180,10 +180,10 @@ def run(words: "list[str]") -> None:
             code: CodeType = compile(file.read(), path, "exec", dont_inherit=True)
         exec(code, main.__dict__)
 
-    guarded(execute)
+    run_guarded(execute)
 
 
-def guarded(act: "Callable[[], object]") -> None:
+def run_guarded(act: "Callable[[], object]") -> None:
     """Run the program; an exception is printed without the template's own frames, and ends the process as usual."""
     try:
         act()
@@ -203,7 +203,7 @@ def guarded(act: "Callable[[], object]") -> None:
         sys.exit(1)
 
 
-def load(path: str, name: str) -> "ModuleType":
+def load_module(path: str, name: str) -> "ModuleType":
     """Return a file of orch as a module that programs do not see."""
     import importlib.util
 
@@ -221,7 +221,7 @@ def main() -> None:
     import socket
 
     folder = os.path.dirname(os.path.abspath(__file__))
-    ahead = load(os.path.join(folder, "imports_ahead.py"), "orch_imports_ahead")
+    ahead = load_module(os.path.join(folder, "imports_ahead.py"), "orch_imports_ahead")
     sys.path.insert(0, sys.argv[2])
     from _orch_hook import arm  # type: ignore[import-not-found]  # not armed: this process is no rank yet
 
@@ -231,12 +231,12 @@ def main() -> None:
     sys.path[:] = [
         entry for entry in sys.path if entry not in (folder, os.path.realpath(folder), sys.argv[2])
     ]
-    asked = json.loads(line.recv(PACKET_BYTES_MAX))
-    own, sys.argv[:] = asked["own"], asked["argv"]
-    fixed: list[tuple[str, list[str]]] = [(module, []) for module in asked["modules"]]
-    modules = fixed + ahead.of_program(asked["imports"], own)
+    request = json.loads(line.recv(PACKET_BYTES_MAX))
+    own, sys.argv[:] = request["own"], request["argv"]
+    fixed: list[tuple[str, list[str]]] = [(module, []) for module in request["modules"]]
+    modules = fixed + ahead.of_program(request["imports"], own)
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    known = os.environ.__class__
+    environ_class = os.environ.__class__
     gc.disable()  # nothing that an import makes is garbage: a fifth of torch's time
     os.environ.__class__ = ahead.Reads
     for number, (module, names) in enumerate(modules):
@@ -250,7 +250,7 @@ def main() -> None:
         if reason:
             line.send(json.dumps({"fresh": reason, "module": module, "is_fixed": is_fixed}).encode())
             os._exit(0)
-    os.environ.__class__ = known
+    os.environ.__class__ = environ_class
     gc.collect()
     gc.freeze()
     gc.enable()

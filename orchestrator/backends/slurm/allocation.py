@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.backends.api import Ending
+from orchestrator.backends.api import AllocationEnd
 from orchestrator.backends.slurm import control, end_causes
 from orchestrator.core import codec
-from orchestrator.core.errors import NotOursError
+from orchestrator.core.errors import OwnershipLostError
 from orchestrator.core.host import interfaces
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
@@ -56,7 +56,7 @@ class Grant:
         return f"{self.job_id}.{self.restarts}"
 
 
-def grant_of(job: JobDir, environ: Mapping[str, str]) -> Grant | None:
+def find_grant(job: JobDir, environ: Mapping[str, str]) -> Grant | None:
     """Return the allocation that this process is in; None when it is in none. Raises NotOursError."""
     job_id = environ.get("SLURM_JOB_ID", "")
     if not job_id:
@@ -64,14 +64,14 @@ def grant_of(job: JobDir, environ: Mapping[str, str]) -> Grant | None:
     deadline_s = time.monotonic() + RECORD_S_MAX
     while job_id not in (ids := _ids(job)):
         if time.monotonic() > deadline_s:
-            raise NotOursError(f"Slurm job {job_id} is not listed in {job.slurm}")
+            raise OwnershipLostError(f"Slurm job {job_id} is not listed in {job.slurm}")
         time.sleep(RECORD_POLL_S)
     if ids[-1] != job_id:
-        raise NotOursError(f"this is Slurm job {job_id}, and the job now runs in Slurm job {ids[-1]}")
+        raise OwnershipLostError(f"this is Slurm job {job_id}, and the job now runs in Slurm job {ids[-1]}")
     try:
         nodes = expand(environ.get("SLURM_JOB_NODELIST", ""))
     except ValueError as err:
-        raise NotOursError(f"SLURM_JOB_NODELIST cannot be read: {err}") from err
+        raise OwnershipLostError(f"SLURM_JOB_NODELIST cannot be read: {err}") from err
     restarts = environ.get("SLURM_RESTART_COUNT", "")
     return Grant(job_id, int(restarts) if restarts.isdigit() else 0, nodes)
 
@@ -87,17 +87,17 @@ def _ids(job: JobDir) -> list[str]:
 class SlurmAllocation:
     """The allocation that this process runs in; see `backends.api.Allocation`."""
 
-    def __init__(self, job: JobDir, grant: Grant, announced_s: float, wake: Callable[[], None]) -> None:
+    def __init__(self, job: JobDir, grant: Grant, notice_s: float, wake: Callable[[], None]) -> None:
         """`announced_s`: how long before the time limit, at the earliest, Slurm sends USR1; `wake` is called, from any
         thread, when `endings` has something to return."""
         self._grant = grant
-        self._announced_s = announced_s
+        self._notice_s = notice_s
         self._output = job.batch_log  # there Slurm prints why it ends a job
-        self._begun_bytes = _begun_bytes(job.steps / f"{grant.id}.begun", self._output)
+        self._output_begin_bytes = _read_output_begin(job.steps / f"{grant.id}.begun", self._output)
         self._wake = wake
         self._lock = threading.Lock()
-        self._endings: list[Ending] = []
-        self._reported: Ending | None = None
+        self._endings: list[AllocationEnd] = []
+        self._reported: AllocationEnd | None = None
         self._kill_s = control.KILL_WAIT_S
         self._hints_fd, self._hint_fd = os.pipe()
         self._thread = threading.Thread(target=self._serve, name="slurm", daemon=True)
@@ -115,20 +115,20 @@ class SlurmAllocation:
 
     def addresses(self) -> list[str]:
         """Return where the other nodes may reach this one, best first."""
-        return [address.ip for address in interfaces.addresses()] or [socket.gethostname()]
+        return [address.ip for address in interfaces.list_addresses()] or [socket.gethostname()]
 
-    def heed_signals(self, came_before: str) -> None:
+    def watch_signals(self, earlier_signals: str) -> None:
         """Take Slurm's signals for hints, and check at once; `came_before` names those that the batch script received
         before this process began."""
         signal.signal(signal.SIGUSR1, lambda signum, frame: self._hint(_LIMIT))
         signal.signal(signal.SIGTERM, lambda signum, frame: self._hint(_END))
-        self._hint(_END if "TERM" in came_before else _LIMIT if "USR1" in came_before else _CHECK)
+        self._hint(_END if "TERM" in earlier_signals else _LIMIT if "USR1" in earlier_signals else _CHECK)
 
     def check(self) -> None:
         """Ask Slurm in the background whether the nodes will be taken away."""
         self._hint(_CHECK)
 
-    def endings(self) -> list[Ending]:
+    def endings(self) -> list[AllocationEnd]:
         """Return what was learned of the end since the last call."""
         with self._lock:
             endings, self._endings = self._endings, []
@@ -153,7 +153,7 @@ class SlurmAllocation:
             hints = sorted(set(os.read(self._hints_fd, 4096)), reverse=True)
             if ord(_CLOSE) in hints:
                 return
-            endings = (self._find_out(bytes([hint])) for hint in hints)
+            endings = (self._find_end(bytes([hint])) for hint in hints)
             ending = next((ending for ending in endings if ending is not None), None)
             if ending is None or (self._reported is not None and self._reported.cause is ending.cause):
                 continue
@@ -162,44 +162,44 @@ class SlurmAllocation:
                 self._endings.append(ending)
             self._wake()
 
-    def _find_out(self, hint: bytes) -> Ending | None:
+    def _find_end(self, hint: bytes) -> AllocationEnd | None:
         """Return the ending from the daemons' output or scontrol; for a TERM, ask again until it is explained."""
         job_id, deadline_s = self._grant.job_id, time.monotonic() + EXPLAIN_S_MAX
         while True:
-            ending = end_causes.of_words(job_id, self._printed(), self._kill_s)
+            ending = end_causes.find_printed_end(job_id, self._read_output(), self._kill_s)
             if ending is not None:
                 return ending
-            job = control.show(job_id)
-            ending = end_causes.of_job(job, self._grant.restarts, self._kill_s) if job else None
+            job = control.show_job(job_id)
+            ending = end_causes.find_job_end(job, self._grant.restarts, self._kill_s) if job else None
             if ending is not None:
                 return ending
             if hint == _LIMIT:
-                return self._of_limit(job)
+                return self._find_limit_end(job)
             if hint == _CHECK and (job is None or job.is_running or job.stage is Stage.UNKNOWN):
                 return None
             if time.monotonic() > deadline_s:
-                return end_causes.unexplained(job, self._kill_s)
+                return end_causes.explain_term(job, self._kill_s)
             time.sleep(CHECK_PAUSE_S)
 
-    def _of_limit(self, job: end_causes.ShownJob | None) -> Ending | None:
-        ending = end_causes.of_limit(job, self._announced_s)
+    def _find_limit_end(self, job: end_causes.SlurmJobInfo | None) -> AllocationEnd | None:
+        ending = end_causes.find_limit_end(job, self._notice_s)
         if ending is None:
             print(
                 "a USR1 came long before the time limit: Slurm has not sent it, and it is ignored", flush=True
             )
         return ending
 
-    def _printed(self) -> list[str]:
+    def _read_output(self) -> list[str]:
         """Return what was printed since this allocation began: the file holds the output of earlier ones, too."""
         try:
             with self._output.open("rb") as file:
-                file.seek(max(self._begun_bytes, self._output.stat().st_size - OUTPUT_BYTES_MAX))
+                file.seek(max(self._output_begin_bytes, self._output.stat().st_size - OUTPUT_BYTES_MAX))
                 return file.read(OUTPUT_BYTES_MAX).decode(errors="replace").splitlines()
         except OSError:
             return []
 
 
-def _begun_bytes(mark: Path, output: Path) -> int:
+def _read_output_begin(mark: Path, output: Path) -> int:
     """Return how long the output was when the first supervisor of this allocation began."""
     try:
         return int(mark.read_text())

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from orchestrator.backends.api import Backend, LaunchError, Wake
 from orchestrator.backends.slurm import end_causes
-from orchestrator.backends.slurm.allocation import Grant, SlurmAllocation, grant_of
-from orchestrator.backends.slurm.srun_step import Fate, Step
+from orchestrator.backends.slurm.allocation import Grant, SlurmAllocation, find_grant
+from orchestrator.backends.slurm.srun_step import SrunStep, TaskState
 from orchestrator.core import codec
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import full_disk
-from orchestrator.core.jobdir.durable import make_inside, replace_text
+from orchestrator.core.jobdir.durable import make_subfolders, replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.observations import Retryable
 from orchestrator.core.slurm import step_env
@@ -58,27 +58,27 @@ class SlurmBackend(Backend):
         """`options`: those that sbatch was given."""
         self.wake = wake
         self._job = job
-        self._slurm = SlurmAllocation(job, grant, end_causes.announced_s(options), lambda: self.wake())
+        self._slurm = SlurmAllocation(job, grant, end_causes.read_notice_s(options), lambda: self.wake())
         self.allocation = self._slurm
-        self._environ = step_env.for_srun(environ)
-        self._wanted: dict[str, AgentConfig] = {}
-        self._suspects: set[str] = set()  # nodes to be started alone
+        self._environ = step_env.srun_env(environ)
+        self._requested: dict[str, AgentConfig] = {}
+        self._isolated: set[str] = set()  # nodes to be started alone
         self._configs: dict[str, AgentConfig] = {}
-        self._steps: list[Step] = []
-        self._latest: dict[str, Step] = {}
+        self._steps: list[SrunStep] = []
+        self._latest: dict[str, SrunStep] = {}
         self._failed: list[tuple[str, LaunchError]] = []
         self._reported: set[tuple[str, str]] = set()
         self._number = 0
         self._adopt()
-        self._slurm.heed_signals(environ.get("ORCH_ENDING", ""))
+        self._slurm.watch_signals(environ.get("ORCH_ENDING", ""))
 
     def launch(self, config: AgentConfig) -> None:
         """Request the launch, unless the agent is coming up already; `failures` starts the launches of one round
         together."""
         step = self._latest.get(config.node)
-        if step is not None and step.seen[config.node].fate is Fate.COMING:
+        if step is not None and step.tasks[config.node].state is TaskState.COMING:
             return
-        self._wanted[config.node] = config
+        self._requested[config.node] = config
         self.wake()
 
     def failures(self) -> list[tuple[str, LaunchError]]:
@@ -86,10 +86,10 @@ class SlurmBackend(Backend):
         for step in self._steps:
             self._poll(step)
         self._steps = [step for step in self._steps if not step.is_over]
-        wanted, self._wanted = list(self._wanted.values()), {}
-        self._start([config for config in wanted if config.node not in self._suspects])
-        for config in wanted:
-            if config.node in self._suspects:
+        requested, self._requested = list(self._requested.values()), {}
+        self._start([config for config in requested if config.node not in self._isolated])
+        for config in requested:
+            if config.node in self._isolated:
                 self._start([config])
         failures, self._failed = self._failed, []
         return failures
@@ -97,16 +97,16 @@ class SlurmBackend(Backend):
     def agent_death(self, node: str) -> str | None:
         """Return the evidence that the node's agent died: its srun reports it, or has ended by itself."""
         step = self._latest.get(node)
-        if step is None or node in self._wanted:
+        if step is None or node in self._requested:
             return None
         self._poll(step)
-        task = step.seen[node]
-        return f"srun: {task.word or 'its task ended'}" if task.fate is Fate.ENDED else None
+        task = step.tasks[node]
+        return f"srun: {task.message or 'its task ended'}" if task.state is TaskState.ENDED else None
 
     def reason(self, node: str) -> str:
         """Return what Slurm reports against a node whose agent is not up."""
         step = self._latest.get(node)
-        if step is None or step.seen[node].fate in (Fate.UP, Fate.ENDED):
+        if step is None or step.tasks[node].state in (TaskState.UP, TaskState.ENDED):
             return ""
         reason = step.reason(node)
         return f"srun: {reason}" if reason else ""
@@ -136,12 +136,12 @@ class SlurmBackend(Backend):
             for node in nodes:
                 self._fail(node, LaunchError("srun", reason, fix))
 
-    def _run(self, name: str, nodes: tuple[str, ...], config: AgentConfig) -> Step:
+    def _run(self, name: str, nodes: tuple[str, ...], config: AgentConfig) -> SrunStep:
         """Start srun, in a session of its own; each task learns its name from its node."""
         log = self._job.steps / f"{name}.log"
         log.parent.mkdir(exist_ok=True)
         for node in nodes:
-            make_inside(self._job.root, self._job.node(node))
+            make_subfolders(self._job.root, self._job.node(node))
         count = len(nodes)
         sizes = (f"--nodes={count}", f"--ntasks={count}", f"--nodelist={','.join(nodes)}")
         script = self._job.scripts / AGENT_SCRIPT
@@ -155,8 +155,8 @@ class SlurmBackend(Backend):
         stat = procfs.stat(process.pid)
         record = {"pid": process.pid, "start_ticks": stat.start_ticks if stat else 0, "nodes": nodes}
         file = self._job.steps / f"{name}.json"
-        full_disk.wait_for(lambda: replace_text(file, json.dumps(record), durable=False))
-        return Step(name, nodes, log, time.monotonic(), process.poll, process.send_signal)
+        full_disk.retry_while_full(lambda: replace_text(file, json.dumps(record), durable=False))
+        return SrunStep(name, nodes, log, time.monotonic(), process.poll, process.send_signal)
 
     def _send_config(self, process: subprocess.Popen[bytes], config: AgentConfig) -> None:
         """Write the agents' configuration to srun; it fits into a pipe, so this does not block."""
@@ -168,35 +168,35 @@ class SlurmBackend(Backend):
         except BrokenPipeError:
             return  # it has ended already, and its log says why
 
-    def _watch(self, step: Step) -> None:
+    def _watch(self, step: SrunStep) -> None:
         self._steps.append(step)
         self._latest.update(dict.fromkeys(step.nodes, step))
 
-    def _poll(self, step: Step) -> None:
+    def _poll(self, step: SrunStep) -> None:
         """Read the fates of a step's agents; report each failure once."""
         step.poll()
         if not step.is_over and time.monotonic() > step.begun_s + STEP_S_MAX:
             self._give_up(step)
-        failed = [node for node in step.of(Fate.FAILED) if self._is_new(step, node)]
-        accused = step.accused
-        self._suspects.update(accused or failed)
+        failed = [node for node in step.nodes_in(TaskState.FAILED) if self._is_first_report(step, node)]
+        accused = step.faulty_nodes
+        self._isolated.update(accused or failed)
         for node in failed:
             if node in accused:
                 self._report(step, node)
             elif node in self._configs:
-                self._wanted[node] = self._configs[node]
+                self._requested[node] = self._configs[node]
 
-    def _give_up(self, step: Step) -> None:
+    def _give_up(self, step: SrunStep) -> None:
         """Fail the nodes without an agent; end the srun if no node has one."""
-        silent = step.of(Fate.COMING)
+        silent = step.nodes_in(TaskState.COMING)
         for node in silent:
             reason = f": {step.reason(node)}" if step.reason(node) else ""
-            step.seen[node].fate = Fate.FAILED
-            step.seen[node].word = f"no agent came up within {STEP_S_MAX:g} s{reason}"
-        if silent and not step.of(Fate.UP):
+            step.tasks[node].state = TaskState.FAILED
+            step.tasks[node].message = f"no agent came up within {STEP_S_MAX:g} s{reason}"
+        if silent and not step.nodes_in(TaskState.UP):
             step.give_up()
 
-    def _report(self, step: Step, node: str) -> None:
+    def _report(self, step: SrunStep, node: str) -> None:
         reason = step.reason(node) or "it ended without a message"
         is_permanent = len(step.nodes) == 1 and _PERMANENT.search(reason)
         self._fail(
@@ -204,7 +204,7 @@ class SlurmBackend(Backend):
             LaunchError("srun", reason, "", Retryable.PERMANENT if is_permanent else Retryable.TRANSIENT),
         )
 
-    def _is_new(self, step: Step, node: str) -> bool:
+    def _is_first_report(self, step: SrunStep, node: str) -> bool:
         if (step.name, node) in self._reported or self._latest.get(node) is not step:
             return False
         self._reported.add((step.name, node))
@@ -218,27 +218,27 @@ class SlurmBackend(Backend):
         for path in sorted(self._job.steps.glob(f"{self._slurm.id}-*.json")):
             self._number = max(self._number, int(path.stem.rpartition("-")[2]))
             try:
-                step = _adopted(path)
+                step = _read_step(path)
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # the file is incomplete
             step.poll()
-            self._reported.update((step.name, node) for node in step.of(Fate.FAILED))
+            self._reported.update((step.name, node) for node in step.nodes_in(TaskState.FAILED))
             self._watch(step)
 
 
-def _adopted(path: Path) -> Step:
+def _read_step(path: Path) -> SrunStep:
     record = codec.loads_plain(path.read_bytes())
     srun = procfs.Proc(int(record["pid"]), int(record["start_ticks"]))
     nodes = tuple(str(node) for node in record["nodes"])
 
     def exit_code() -> int | None:
-        return None if procfs.alive(srun) else -1
+        return None if procfs.is_alive(srun) else -1
 
-    def signalled(signum: int) -> None:
-        if procfs.alive(srun):
+    def send_signal(signum: int) -> None:
+        if procfs.is_alive(srun):
             os.kill(srun.pid, signum)
 
-    return Step(path.stem, nodes, path.with_suffix(".log"), time.monotonic(), exit_code, signalled)
+    return SrunStep(path.stem, nodes, path.with_suffix(".log"), time.monotonic(), exit_code, send_signal)
 
 
 class NoAllocation(Backend):
@@ -253,10 +253,10 @@ class NoAllocation(Backend):
         return "its allocation is over"
 
 
-def of_environment(
+def create_backend(
     job: JobDir, environ: Mapping[str, str], options: Sequence[str]
 ) -> SlurmBackend | NoAllocation:
     """Return the backend of the allocation that this process is in; `options`: those that sbatch was given. Raises
     NotOursError."""
-    grant = grant_of(job, environ)
+    grant = find_grant(job, environ)
     return SlurmBackend(job, grant, environ, options=options) if grant is not None else NoAllocation()

@@ -20,18 +20,18 @@ KILL_WAIT_S = 30.0
 _MUNGE = re.compile(r"munge|authentication|credential", re.IGNORECASE)
 """Words of a refusal while munged restarts."""
 
-_IS_DONE = ("Job is pending execution", "already completing")
+_ALREADY_REQUEUED = ("Job is pending execution", "already completing")
 """Slurm's refusals to requeue a job that it has requeued by itself."""
 
 
-def show(job_id: str) -> end_causes.ShownJob | None:
+def show_job(job_id: str) -> end_causes.SlurmJobInfo | None:
     """Return what scontrol shows of the job; None when it shows nothing."""
-    return end_causes.shown(scontrol.show_job(job_id))
+    return end_causes.parse_job(scontrol.show_job(job_id))
 
 
 def kill_wait_s() -> float:
     """Return how long Slurm waits from TERM to KILL."""
-    for line in scontrol.ask("show", "config")[0].splitlines():
+    for line in scontrol.run_scontrol("show", "config")[0].splitlines():
         name, _, value = line.partition("=")
         if name.strip() == "KillWait" and value.split() and value.split()[0].isdigit():
             return float(value.split()[0])
@@ -41,41 +41,43 @@ def kill_wait_s() -> float:
 def requeue(job_id: str, avoid: Iterable[str]) -> str:
     """Give the nodes back and wait for others, without those to avoid; return why that failed, empty when it did not."""
     deadline_s = time.monotonic() + REQUEUE_S_MAX
-    while refusal := scontrol.ask("requeue", job_id)[1]:
-        if any(word in refusal for word in _IS_DONE):
+    while refusal := scontrol.run_scontrol("requeue", job_id)[1]:
+        if any(word in refusal for word in _ALREADY_REQUEUED):
             break
-        passes = command.NO_ANSWER.search(refusal) or _MUNGE.search(refusal)
-        if not passes or time.monotonic() > deadline_s:
+        is_transient = command.NO_ANSWER.search(refusal) or _MUNGE.search(refusal)
+        if not is_transient or time.monotonic() > deadline_s:
             return refusal
         time.sleep(REQUEUE_PAUSE_S)
-    _avoid(job_id, tuple(avoid))
+    _exclude_nodes(job_id, tuple(avoid))
     return ""
 
 
-def _too_few_without(names: str, job: Mapping[str, str]) -> str:
+def _describe_shortage(names: str, job: Mapping[str, str]) -> str:
     """Describe the shortage of a partition without the named nodes: Slurm would hold the job for ever, also once they are
     back. Empty where there are enough, or that is unknown."""
-    partition = command_output.fields(
-        scontrol.ask("--oneliner", "show", "partition", job.get("Partition", ""))[0]
+    partition = command_output.parse_fields(
+        scontrol.run_scontrol("--oneliner", "show", "partition", job.get("Partition", ""))[0]
     )
-    total, wanted = partition.get("TotalNodes", ""), job.get("NumNodes", "").partition("-")[0]
+    total, needed = partition.get("TotalNodes", ""), job.get("NumNodes", "").partition("-")[0]
     try:
-        left = int(total) - len(set(expand(names)))
+        remaining = int(total) - len(set(expand(names)))
         return (
-            f"{left} of {total} nodes would be left, and the job takes {wanted}" if left < int(wanted) else ""
+            f"{remaining} of {total} nodes would be left, and the job takes {needed}"
+            if remaining < int(needed)
+            else ""
         )
     except ValueError:
         return ""
 
 
-def _avoid(job_id: str, nodes: tuple[str, ...]) -> None:
+def _exclude_nodes(job_id: str, nodes: tuple[str, ...]) -> None:
     """Add nodes to those that the job must not get; if that fails, the next allocation finds out about them again."""
     if not nodes:
         return
     fields = scontrol.show_job(job_id)
-    job = end_causes.shown(fields)
-    names = ",".join([*([job.avoided] if job and job.avoided else []), *nodes])
-    refusal = _too_few_without(names, fields)
-    refusal = refusal or scontrol.ask("update", f"JobId={job_id}", f"ExcNodeList={names}")[1]
+    job = end_causes.parse_job(fields)
+    names = ",".join([*([job.excluded_nodes] if job and job.excluded_nodes else []), *nodes])
+    refusal = _describe_shortage(names, fields)
+    refusal = refusal or scontrol.run_scontrol("update", f"JobId={job_id}", f"ExcNodeList={names}")[1]
     if refusal:
         print(f"Slurm may give {', '.join(nodes)} to this job again: {refusal}", flush=True)

@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from orchestrator.backends.api import Ending
-from orchestrator.core.shown import Cause
+from orchestrator.backends.api import AllocationEnd
 from orchestrator.core.slurm import job_states
+from orchestrator.core.status_types import AllocationEndCause
 
-_WORD = re.compile(r"\*\*\* (JOB|STEP) (\d+)(?:\.\S+)? ON \S+ (?:CANCELLED|FAILED)([^*]*)\*\*\*")
+_DAEMON_LINE = re.compile(r"\*\*\* (JOB|STEP) (\d+)(?:\.\S+)? ON \S+ (?:CANCELLED|FAILED)([^*]*)\*\*\*")
 _DUE = re.compile(r"DUE TO (TIME LIMIT|PREEMPTION|JOB REQUEUE|NODE FAILURE)", re.IGNORECASE)
 _STATES = {
     "TIME LIMIT": "TIMEOUT", "PREEMPTION": "PREEMPTED", "JOB REQUEUE": "REQUEUED", "NODE FAILURE": "NODE_FAIL",
@@ -31,14 +31,14 @@ _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class ShownJob:
+class SlurmJobInfo:
     """What scontrol shows of a job."""
 
     state: str
     restarts: int
     is_preempted: bool
-    left_s: float | None  # until its time limit, or until its end if it is being preempted
-    avoided: str
+    remaining_s: float | None  # until its time limit, or until its end if it is being preempted
+    excluded_nodes: str
     has_no_limit: bool  # of time
 
     @property
@@ -52,27 +52,27 @@ class ShownJob:
         return job_states.stage_of(self.state)
 
 
-def shown(fields: Mapping[str, str]) -> ShownJob | None:
+def parse_job(fields: Mapping[str, str]) -> SlurmJobInfo | None:
     """Return the job of the fields of `scontrol show job`; None when they show no job."""
     if "JobState" not in fields:
         return None
-    preempted_at, ends_at = _moment(fields, "PreemptTime"), _moment(fields, "EndTime")
-    left_s = _left_s(fields)
+    preempted_at, ends_at = _parse_time_s(fields, "PreemptTime"), _parse_time_s(fields, "EndTime")
+    remaining_s = _remaining_s(fields)
     if preempted_at is not None and ends_at is not None:
-        left_s = max(0.0, ends_at - preempted_at)
+        remaining_s = max(0.0, ends_at - preempted_at)
     restarts = fields.get("Restarts", "0")
-    avoided = fields.get("ExcNodeList", "(null)")
-    return ShownJob(
+    excluded_nodes = fields.get("ExcNodeList", "(null)")
+    return SlurmJobInfo(
         fields["JobState"],
         int(restarts) if restarts.isdigit() else 0,
         preempted_at is not None,
-        left_s,
-        "" if avoided == "(null)" else avoided,
+        remaining_s,
+        "" if excluded_nodes == "(null)" else excluded_nodes,
         fields.get("TimeLimit") == "UNLIMITED",
     )
 
 
-def _moment(fields: Mapping[str, str], name: str) -> float | None:
+def _parse_time_s(fields: Mapping[str, str], name: str) -> float | None:
     """Return a time in seconds, of a clock without a zone: only differences between two such times mean anything."""
     try:
         return (
@@ -84,7 +84,7 @@ def _moment(fields: Mapping[str, str], name: str) -> float | None:
         return None
 
 
-def _left_s(fields: Mapping[str, str]) -> float | None:
+def _remaining_s(fields: Mapping[str, str]) -> float | None:
     limit_s, run_s = (_duration_s(fields.get(name, "")) for name in ("TimeLimit", "RunTime"))
     return None if limit_s is None or run_s is None else max(0.0, limit_s - run_s)
 
@@ -97,59 +97,63 @@ def _duration_s(text: str) -> float | None:
     return ((days * 24.0 + hours) * 60 + minutes) * 60 + seconds
 
 
-def of_words(job_id: str, lines: Iterable[str], left_s: float) -> Ending | None:
+def find_printed_end(job_id: str, lines: Iterable[str], left_s: float) -> AllocationEnd | None:
     """Return the ending that the daemons' output gives for a job with `left_s` until KILL; the last line that counts."""
     ending = None
     for line in lines:
-        match = _WORD.search(line)
+        match = _DAEMON_LINE.search(line)
         if match is None or match[2] != job_id:
             continue
         if due := _DUE.search(match[3]):
-            ending = _ending(_STATES[due[1].upper()], left_s)
+            ending = _make_end(_STATES[due[1].upper()], left_s)
         elif match[1] == "JOB" and ending is None:
-            ending = _ending("CANCELLED", left_s)
+            ending = _make_end("CANCELLED", left_s)
     return ending
 
 
-def _ending(state: str, left_s: float | None) -> Ending:
-    return Ending(*job_states.end_of(state), left_s)
+def _make_end(state: str, left_s: float | None) -> AllocationEnd:
+    return AllocationEnd(*job_states.end_of(state), left_s)
 
 
-def of_job(job: ShownJob, restarts: int, kill_left_s: float) -> Ending | None:
+def find_job_end(job: SlurmJobInfo, restarts: int, kill_left_s: float) -> AllocationEnd | None:
     """Return the ending that scontrol shows of a job that was requeued `restarts` times before; None when it shows none."""
     if job.is_preempted:
-        return _ending("PREEMPTED", job.left_s)
+        return _make_end("PREEMPTED", job.remaining_s)
     if job.restarts > restarts or job.stage is job_states.Stage.WAITING:
-        return _ending("REQUEUED", kill_left_s)
+        return _make_end("REQUEUED", kill_left_s)
     if job.stage is job_states.Stage.OVER:
-        return _ending(job.state, kill_left_s)
+        return _make_end(job.state, kill_left_s)
     return None
 
 
-def announced_s(options: Iterable[str]) -> float:
+def read_notice_s(options: Iterable[str]) -> float:
     """Return how long before the time limit, at the earliest, Slurm sends the signal that these options of sbatch
     request; infinite where they request none."""
     matches = [match for option in options if (match := _SIGNAL.fullmatch(option))]
     return float(matches[-1][1]) + EARLY_S_MAX if matches else float("inf")
 
 
-def of_limit(job: ShownJob | None, announced_s: float) -> Ending | None:
+def find_limit_end(job: SlurmJobInfo | None, notice_s: float) -> AllocationEnd | None:
     """Return the ending that the signal requested at submit announces, for some time before the time limit; None when
     the limit is further away: then Slurm has not sent it."""
-    if job is not None and (job.has_no_limit or (job.left_s is not None and job.left_s > announced_s)):
+    if job is not None and (job.has_no_limit or (job.remaining_s is not None and job.remaining_s > notice_s)):
         return None
-    return Ending(
-        Cause.TIME_LIMIT, "Slurm has sent the signal that announces it", job.left_s if job else None
+    return AllocationEnd(
+        AllocationEndCause.TIME_LIMIT,
+        "Slurm has sent the signal that announces it",
+        job.remaining_s if job else None,
     )
 
 
-def unexplained(job: ShownJob | None, kill_left_s: float) -> Ending | None:
+def explain_term(job: SlurmJobInfo | None, kill_left_s: float) -> AllocationEnd | None:
     """Return the ending that an unexplained TERM means. Where Slurm ends the job, it was cancelled: Slurm explains every
     other end. Where Slurm does not answer or gives no reason, the job is to resume if it gets nodes again."""
     if job is None or job.stage is job_states.Stage.UNKNOWN:
-        return Ending(
-            Cause.REQUEUED, "its processes were signalled to end, and Slurm gives no reason", kill_left_s
+        return AllocationEnd(
+            AllocationEndCause.REQUEUED,
+            "its processes were signalled to end, and Slurm gives no reason",
+            kill_left_s,
         )
     if job.is_running:
         return None
-    return _ending("CANCELLED", kill_left_s)
+    return _make_end("CANCELLED", kill_left_s)

@@ -18,18 +18,18 @@ import paramiko
 
 from orchestrator.backends.api import Backend, LaunchError, Wake
 from orchestrator.backends.ssh.connect import ssh_config
-from orchestrator.backends.ssh.connect.connection import ChannelTaker, Connection, Jumps
+from orchestrator.backends.ssh.connect.connection import ChannelReceiver, Connection, JumpHosts
 from orchestrator.backends.ssh.connect.known_hosts import Policy
 from orchestrator.backends.ssh.connect.port_forward import Forward
 from orchestrator.backends.ssh.copy.copy_queue import CopyQueue
 from orchestrator.backends.ssh.host_worker import HostAction, HostWorker
-from orchestrator.backends.ssh.launch import Code, Launch, Launcher, launch_agent, reach
+from orchestrator.backends.ssh.launch import AgentLaunch, CodeArchive, Launcher, launch_agent, redirect_agent
 from orchestrator.backends.ssh.session import ConcurrencyLimit, Session, WorkerDependencies
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.observations import Retryable
 from orchestrator.core.wire.agent_config import AgentConfig
-from orchestrator.core.wire.bootstrap import AgentSeen
+from orchestrator.core.wire.bootstrap import AgentStatus
 
 FANOUT = 32
 """How many hosts launch at once; as many again reconnect at once."""
@@ -56,12 +56,12 @@ class LaunchPayload:
         except OSError as err:
             raise _unreadable(err) from err
 
-    def launch(self, config: AgentConfig) -> Launch:
+    def launch(self, config: AgentConfig) -> AgentLaunch:
         """Return everything that a launch brings to a host. Raises LaunchError."""
         launcher = self.launcher(config.node)
         try:
             with self._lock:
-                return Launch(launcher, self._code, config)
+                return AgentLaunch(launcher, self._code, config)
         except OSError as err:
             raise _unreadable(err) from err
 
@@ -70,33 +70,33 @@ class LaunchPayload:
         return self._job.bundle.read_bytes()
 
     @functools.cached_property
-    def _code(self) -> Code:
-        return Code.of(self._job.archive)
+    def _code(self) -> CodeArchive:
+        return CodeArchive.read(self._job.archive)
 
 
 @dataclass(frozen=True, slots=True)
-class HostSession:
+class SshSession:
     """Connection to a host, with what is launched over it."""
 
     connection: Connection
     payload: LaunchPayload
-    rsync_on: dict[str, bool]
+    has_rsync: dict[str, bool]
 
-    def forward(self, taker: ChannelTaker) -> int:
+    def forward(self, taker: ChannelReceiver) -> int:
         """Forward a port of the host's loopback to `taker`."""
         return self.connection.forward(taker)
 
-    def launch(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentSeen:
+    def launch(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentStatus:
         """Bring the agent up; the supervisor's log gets what may matter later."""
         agent = launch_agent(self.connection, self.payload.launch(config), still_wanted)
-        self.rsync_on[config.node] = agent.has_rsync
+        self.has_rsync[config.node] = agent.has_rsync
         for note in agent.notes:
             print(f"{config.node}: {note}", flush=True)
-        return AgentSeen(True, agent.boot_id)
+        return AgentStatus(True, agent.boot_id)
 
-    def reach(self, config: AgentConfig) -> AgentSeen:
+    def reach(self, config: AgentConfig) -> AgentStatus:
         """Send the agent the address to dial, and check whether it lives."""
-        return reach(self.connection, self.payload.launcher(config.node), config)
+        return redirect_agent(self.connection, self.payload.launcher(config.node), config)
 
     def is_alive(self, answer_s_max: float) -> bool:
         """Return whether the far end answers within `answer_s_max`."""
@@ -117,8 +117,8 @@ class SshBackend(Backend):
         self._policy: Policy = "accept-new" if plan.ssh.host_keys == "accept-new" else "strict"
         self._hosts = {node.name: node.host for node in plan.nodes}
         self._payload = LaunchPayload(job)
-        self._jumps = Jumps()
-        self._rsync_on: dict[str, bool] = {}
+        self._jumps = JumpHosts()
+        self._hosts_with_rsync: dict[str, bool] = {}
         self._copies = CopyQueue(self.connection_of, self._has_rsync, self._wake, plan.ssh.copy_mb_s)
         self.copier = self._copies
         launches, reconnects = ConcurrencyLimit(FANOUT), ConcurrencyLimit(FANOUT)
@@ -163,7 +163,7 @@ class SshBackend(Backend):
     def connection_of(self, node: str) -> Connection | None:
         """Return an open connection to a node's host; opens one if need be, which may take a while."""
         session = self._worker(node).borrow_session()
-        assert session is None or isinstance(session, HostSession)
+        assert session is None or isinstance(session, SshSession)
         return session.connection if session is not None else None
 
     def close(self) -> None:
@@ -183,11 +183,11 @@ class SshBackend(Backend):
     def _open(self, node: str) -> Session:
         target = ssh_config.resolve(self._hosts.get(node, node), self._ssh.user, self._ssh.port)
         connection = Connection.open(target, host_keys=self._policy, jumps=self._jumps)
-        return HostSession(connection, self._payload, self._rsync_on)
+        return SshSession(connection, self._payload, self._hosts_with_rsync)
 
     def _has_rsync(self, node: str) -> bool:
         """Assume rsync where an earlier supervisor launched the agent: a copy then tries it."""
-        return self._rsync_on.get(node, True)
+        return self._hosts_with_rsync.get(node, True)
 
     def _wake(self) -> None:
         self.wake()

@@ -35,14 +35,14 @@ ALL_ASKED_S_MAX = 30.0
 GPU_HOSTS_MAX = 32
 """How many hosts are asked for their GPUs: the others must have as many as the first ones."""
 
-WORDS_CHARS_MAX = 300
+OUTPUT_CHARS_MAX = 300
 SHOWN_MAX = 8
 
 T = TypeVar("T")
 
 
 def fan_out(
-    hosts: Sequence[str], visit: Callable[[str], T], limit_s: float, at_once: int
+    hosts: Sequence[str], task: Callable[[str], T], limit_s: float, at_once: int
 ) -> dict[str, T | LaunchError]:
     """Return each host's result, in the order of the hosts. What a visit raises is raised here."""
     results: dict[str, T | LaunchError] = {}
@@ -52,7 +52,7 @@ def fan_out(
     def work(host: str) -> None:
         with slots:
             try:
-                done.put((host, visit(host)))
+                done.put((host, task(host)))
             except BaseException as err:  # the caller must learn of it
                 done.put((host, err))
 
@@ -72,14 +72,14 @@ def fan_out(
     return results
 
 
-def each(
+def run_on_each(
     hosts: Sequence[str],
     ssh: PlannedSsh,
     work: Callable[[Connection, str], T],
     *,
     limit_s: float = WORK_S_MAX,
     at_once: int = FANOUT,
-    failed: Callable[[str, LaunchError], None] = lambda host, error: None,
+    on_failure: Callable[[str, LaunchError], None] = lambda host, error: None,
 ) -> dict[str, T | LaunchError]:
     """Run `work` on each host over a connection of its own; return its results, or why it failed, in the hosts' order.
 
@@ -89,16 +89,16 @@ def each(
 
     from orchestrator.backends.ssh.connect import connection, known_hosts, ssh_config
 
-    jumps = connection.Jumps()
+    jumps = connection.JumpHosts()
     policy: known_hosts.Policy = "accept-new" if ssh.host_keys == "accept-new" else "strict"
 
-    def visit(host: str) -> T | LaunchError:
-        result = reach(host)
+    def run_task(host: str) -> T | LaunchError:
+        result = connect_and_run(host)
         if isinstance(result, LaunchError):
-            failed(host, result)
+            on_failure(host, result)
         return result
 
-    def reach(host: str) -> T | LaunchError:
+    def connect_and_run(host: str) -> T | LaunchError:
         try:
             target = ssh_config.resolve(host, ssh.user, ssh.port)
             line = connection.Connection.open(target, host_keys=policy, jumps=jumps)
@@ -113,20 +113,20 @@ def each(
             return LaunchError("connect", reason, "try again")
 
     try:
-        return fan_out(hosts, visit, limit_s, at_once)
+        return fan_out(hosts, run_task, limit_s, at_once)
     finally:
         jumps.close()
 
 
-def gpus_each(hosts: Sequence[str], ssh: PlannedSsh, where: str) -> int:
+def count_gpus(hosts: Sequence[str], ssh: PlannedSsh, where: str) -> int:
     """Return how many GPUs each host has, by asking the first of them.
 
     Raises ClusterError when none can be reached, UserError when they have different numbers.
     """
-    results = each(hosts[:GPU_HOSTS_MAX], ssh, _gpus, limit_s=ALL_ASKED_S_MAX)
+    results = run_on_each(hosts[:GPU_HOSTS_MAX], ssh, _count_host_gpus, limit_s=ALL_ASKED_S_MAX)
     counts = {host: result for host, result in results.items() if isinstance(result, int)}
     if not counts:
-        what = "no host reported how many GPUs it has\n" + failures_text(results)
+        what = "no host reported how many GPUs it has\n" + format_failures(results)
         raise ClusterError(what, where, "fix the hosts, or set gpus_per_node or procs_per_node")
     if len(set(counts.values())) > 1:
         named = ", ".join(f"{host} {count}" for host, count in list(counts.items())[:SHOWN_MAX])
@@ -141,7 +141,7 @@ _ASK_GPUS = (
 )
 
 
-def _gpus(connection: Connection, host: str) -> int:
+def _count_host_gpus(connection: Connection, host: str) -> int:
     """Return how many GPUs nvidia-smi lists; skips what a .bashrc prints."""
     remote = connection.run(_ASK_GPUS)
     try:
@@ -153,18 +153,18 @@ def _gpus(connection: Connection, host: str) -> int:
         raise LaunchError("shell", "nvidia-smi does not answer", "see why with nvidia-smi there") from err
     finally:
         remote.close()
-    words = next((line.split()[1] for line in lines if re.fullmatch(r"orch-gpus \w+", line)), "")
-    if words == "none" or any(line.startswith("No devices") for line in lines):
+    status = next((line.split()[1] for line in lines if re.fullmatch(r"orch-gpus \w+", line)), "")
+    if status == "none" or any(line.startswith("No devices") for line in lines):
         return 0
-    if words == "0":
-        return len(gpus.listed("\n".join(lines)))
-    last = " ".join(line for line in lines[-3:] if not line.startswith("orch-gpus"))[-WORDS_CHARS_MAX:]
+    if status == "0":
+        return len(gpus.parse_gpu_list("\n".join(lines)))
+    last = " ".join(line for line in lines[-3:] if not line.startswith("orch-gpus"))[-OUTPUT_CHARS_MAX:]
     raise LaunchError(
         "shell", f"nvidia-smi fails: {last or 'no reason given'}", "fix the driver", Retryable.PERMANENT
     )
 
 
-def failures_text(results: Mapping[str, object]) -> str:
+def format_failures(results: Mapping[str, object]) -> str:
     """Return the hosts that failed, a line each with its fix."""
     failed = [(host, result) for host, result in results.items() if isinstance(result, LaunchError)]
     lines = [

@@ -29,7 +29,7 @@ from orchestrator.backends.ssh.session import (
 from orchestrator.core.errors import Cancelled
 from orchestrator.core.observations import Retryable
 from orchestrator.core.wire.agent_config import AgentConfig
-from orchestrator.core.wire.bootstrap import AgentSeen
+from orchestrator.core.wire.bootstrap import AgentStatus
 
 ANSWER_S_MAX = 5.0
 """How long the far end may take to answer before its connection counts as dead."""
@@ -40,7 +40,7 @@ RELEASE_S = 60.0
 BUSY_S = 10.0
 """How long to wait again for copies that still use a connection."""
 
-REST_S = 60.0
+IDLE_CHECK_S = 60.0
 """How often a thread without work checks for some; wishes wake it at once."""
 
 BORROW_S_MAX = 20.0
@@ -68,7 +68,7 @@ class HostWorker:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._wish = HostWish()
-        self._seen = HostObservation()
+        self._observed = HostObservation()
         self._schedule = RetrySchedule()
 
     # Wishes: called from any thread, never wait unless they say so.
@@ -121,12 +121,12 @@ class HostWorker:
     def _open_session(self, other_than: Session | None, deadline_s: float) -> Session | None:
         """Wait until a session is open; None when there is none at the deadline."""
         with self._changed:
-            while self._seen.session is None or self._seen.session is other_than:
+            while self._observed.session is None or self._observed.session is other_than:
                 rest_s = deadline_s - self._clock.now_s()
                 if rest_s <= 0 or self._wish.is_closing:
                     return None
                 self._clock.wait(self._changed, rest_s)
-            return self._seen.session
+            return self._observed.session
 
     def close(self) -> None:
         """Hang up and end, whatever is under way; the agent stays."""
@@ -145,19 +145,19 @@ class HostWorker:
     def take_failure(self) -> LaunchError | None:
         """Return how the last launch failed, once."""
         with self._changed:
-            failure, self._seen.failure = self._seen.failure, None
+            failure, self._observed.failure = self._observed.failure, None
             return failure
 
     def take_evidence(self) -> str | None:
         """Return what shows that the agent died, once."""
         with self._changed:
-            evidence, self._seen.evidence = self._seen.evidence, None
+            evidence, self._observed.evidence = self._observed.evidence, None
             return evidence
 
     @property
     def reason(self) -> str:
         """Why there is no connection to the host now; empty when there is one, or none is wanted."""
-        return self._seen.reason
+        return self._observed.reason
 
     # Helpers that need the lock to be held.
 
@@ -165,9 +165,9 @@ class HostWorker:
         self._wish.goal, self._wish.config = goal, config
         self._wish.number += 1
         self._schedule.reset()
-        self._seen.reason = ""
+        self._observed.reason = ""
         if goal is not HostGoal.NOTHING:
-            self._seen.failure = self._seen.evidence = None
+            self._observed.failure = self._observed.evidence = None
             self._begin()
         self._changed.notify_all()
 
@@ -182,22 +182,22 @@ class HostWorker:
             self._thread.start()
         self._changed.notify_all()
 
-    def _due(self, now_s: float) -> tuple[HostAction | None, float]:
+    def _next_due(self, now_s: float) -> tuple[HostAction | None, float]:
         """Return the action that is due now, or in how many seconds to check again."""
-        wish, seen = self._wish, self._seen
+        wish, observed = self._wish, self._observed
         if wish.is_closing:
             return HostAction.END, 0.0
         if wish.goal is HostGoal.AGENT:
             return HostAction.LAUNCH, 0.0
-        if seen.session is None:
+        if observed.session is None:
             if wish.goal is HostGoal.NOTHING and not wish.borrowers:
-                return None, REST_S
+                return None, IDLE_CHECK_S
             rest_s = self._schedule.retry_s - now_s
             return (HostAction.OPEN, 0.0) if rest_s <= 0 else (None, rest_s)
         if wish.goal is HostGoal.NOTHING:
             return self._due_to_hang_up(now_s)
         connection_s = self._schedule.connection_check_due_s()
-        agent_s = self._schedule.agent_check_due_s(is_used=bool(seen.forwards))
+        agent_s = self._schedule.agent_check_due_s(is_used=bool(observed.forwards))
         if now_s >= agent_s:
             return HostAction.CHECK_AGENT, 0.0
         if now_s >= connection_s:
@@ -224,7 +224,7 @@ class HostWorker:
             if action is HostAction.END:
                 break
             try:
-                self._do(action, number)
+                self._perform(action, number)
             except Cancelled:
                 continue
             except LaunchError as err:
@@ -239,12 +239,12 @@ class HostWorker:
         """Wait until an action is due; return it, and the number of the wish that it is for."""
         with self._changed:
             while True:
-                action, wait_s = self._due(self._clock.now_s())
+                action, wait_s = self._next_due(self._clock.now_s())
                 if action is not None:
                     return action, self._wish.number
                 self._clock.wait(self._changed, wait_s)
 
-    def _do(self, action: HostAction, number: int) -> None:
+    def _perform(self, action: HostAction, number: int) -> None:
         match action:
             case HostAction.LAUNCH:
                 self._launch(number)
@@ -261,15 +261,15 @@ class HostWorker:
         """Connect, forward a port, launch; a failure of any of these is this launch's failure."""
         config = self._config()
         with self._dependencies.launches.slot(lambda: self._wish.is_latest(number)):
-            if self._seen.session is not None and not self._seen.session.is_alive(ANSWER_S_MAX):
+            if self._observed.session is not None and not self._observed.session.is_alive(ANSWER_S_MAX):
                 self._hang_up()
             session, address = self._open(config)
             if not self._wish.is_latest(number):
                 raise Cancelled
-            dialling = replace(config, address=address)
-            presence = session.launch(dialling, lambda: self._wish.is_latest(number))
+            agent_config = replace(config, address=address)
+            presence = session.launch(agent_config, lambda: self._wish.is_latest(number))
         with self._changed:
-            self._seen.boot_id = presence.boot_id
+            self._observed.boot_id = presence.boot_id
             self._schedule.note_agent_check(self._clock.now_s())
             if self._wish.number == number:
                 self._wish.goal = HostGoal.CONNECTION
@@ -281,8 +281,8 @@ class HostWorker:
             if self._wish.goal is HostGoal.NOTHING:
                 self._connect()
             else:
-                self._reach(number)
-        self._seen.reason = ""
+                self._redirect_agent(number)
+        self._observed.reason = ""
 
     def _check(self, action: HostAction, number: int) -> None:
         """Check that the connection still leads to the host and, for CHECK_AGENT, that the agent is there."""
@@ -291,82 +291,82 @@ class HostWorker:
         else:
             with self._changed:
                 self._schedule.note_connection_check(self._clock.now_s())
-        session = self._seen.session
+        session = self._observed.session
         if session is None or not session.is_alive(ANSWER_S_MAX):
             raise LaunchError("connect", f"the connection broke, or gave no answer within {ANSWER_S_MAX:g} s")
         if action is not HostAction.CHECK_AGENT:
             return
         try:
-            self._reach(number)
-            self._seen.reason = ""
+            self._redirect_agent(number)
+            self._observed.reason = ""
         except LaunchError as err:
             if not session.is_alive(ANSWER_S_MAX):
                 raise
             # An agent that cannot be seen may still be there: its connection stays open.
-            self._seen.reason = f"{err.stage}: {err.reason}"
+            self._observed.reason = f"{err.stage}: {err.reason}"
 
     def _note_agent_check(self) -> None:
         with self._changed:
             self._schedule.note_agent_check(self._clock.now_s())
 
-    def _reach(self, number: int) -> None:
+    def _redirect_agent(self, number: int) -> None:
         """Send the agent the address to dial; note when the agent is certainly dead."""
         config = self._config()
         session, address = self._open(config)
         presence = session.reach(replace(config, address=address))
-        last_boot_id, self._seen.boot_id = self._seen.boot_id, presence.boot_id
+        last_boot_id, self._observed.boot_id = self._observed.boot_id, presence.boot_id
         if presence.alive or self._wish.number != number:
             return
         with self._changed:
-            self._seen.evidence = _evidence(presence, last_boot_id)
+            self._observed.evidence = _death_evidence(presence, last_boot_id)
             self._want_nothing()
         self._dependencies.wake()
 
     def _open(self, config: AgentConfig) -> tuple[Session, str]:
         session = self._connect()
-        if not self._seen.port:
-            self._seen.port = session.forward(lambda channel: self._forward(channel, config.address))
-        return session, f"127.0.0.1:{self._seen.port}"
+        if not self._observed.port:
+            self._observed.port = session.forward(lambda channel: self._forward(channel, config.address))
+        return session, f"127.0.0.1:{self._observed.port}"
 
     def _connect(self) -> Session:
-        if self._seen.session is None:
+        if self._observed.session is None:
             session = self._dependencies.open(self._node)
             with self._changed:
-                self._seen.session, self._seen.port = session, 0
+                self._observed.session, self._observed.port = session, 0
                 self._schedule.note_open(self._clock.now_s())
                 self._changed.notify_all()
-        assert self._seen.session is not None
-        return self._seen.session
+        assert self._observed.session is not None
+        return self._observed.session
 
     def _forward(self, channel: paramiko.Channel, address: str) -> None:
         """Forward a connection of the host's agent to the supervisor, unless too many are open."""
         with self._changed:
-            forwards = [forward for forward in self._seen.forwards if not forward.is_over]
+            forwards = [forward for forward in self._observed.forwards if not forward.is_over]
             if len(forwards) >= FORWARDS_MAX:
                 threading.Thread(target=channel.close, daemon=True).start()
                 return
             forwards.append(self._dependencies.forward(channel, address, self._forward_ended))
-            self._seen.forwards = forwards
+            self._observed.forwards = forwards
 
     def _forward_ended(self) -> None:
         with self._changed:
-            self._seen.forwards = [forward for forward in self._seen.forwards if not forward.is_over]
+            self._observed.forwards = [forward for forward in self._observed.forwards if not forward.is_over]
         self.check(HostAction.CHECK_CONNECTION)
 
     def _note_failure(self, action: HostAction, number: int, err: LaunchError) -> None:
         """Keep a failed launch for `take_failure`; schedule any other action again."""
-        if action is not HostAction.LAUNCH or err.trouble is not Retryable.BUSY:
+        if action is not HostAction.LAUNCH or err.retryable is not Retryable.BUSY:
             self._hang_up()
         with self._changed:
             if self._wish.number != number:
                 return
-            self._seen.reason = f"{err.stage}: {err.reason}"
+            self._observed.reason = f"{err.stage}: {err.reason}"
             now_s = self._clock.now_s()
             if action is HostAction.LAUNCH:
-                self._seen.failure = err
+                self._observed.failure = err
                 self._wish.goal, self._wish.idle_since_s = HostGoal.NOTHING, now_s
             elif action is HostAction.OPEN:
-                self._schedule.note_failure(now_s, err.trouble)
+                self._schedule.note_failure(now_s, err.retryable)
             else:
                 self._schedule.note_break(now_s)
         if action is HostAction.LAUNCH:
@@ -374,7 +374,7 @@ class HostWorker:
 
     def _hang_up(self) -> None:
         with self._changed:
-            session, self._seen.session, self._seen.port = self._seen.session, None, 0
+            session, self._observed.session, self._observed.port = self._observed.session, None, 0
         if session is not None:
             session.close()
 
@@ -383,8 +383,8 @@ class HostWorker:
         return self._wish.config
 
 
-def _evidence(presence: AgentSeen, last_boot_id: str) -> str:
+def _death_evidence(presence: AgentStatus, last_boot_id: str) -> str:
     if last_boot_id not in ("", presence.boot_id):
         return "the host was restarted"
-    last_words = f"its last output: {presence.words}" if presence.words else "no output"
-    return f"its agent is no longer running; {last_words}"
+    last_output = f"its last output: {presence.last_line}" if presence.last_line else "no output"
+    return f"its agent is no longer running; {last_output}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.backends.ssh.conversation import CLOCKS, Clocks, Conversation, Line
+from orchestrator.backends.ssh.bootstrap_session import CLOCKS, BootstrapSession, Clocks, HostConnection
 from orchestrator.core import codec
 from orchestrator.core.errors import Cancelled
 from orchestrator.core.wire import bootstrap as w
@@ -44,7 +44,7 @@ class Launcher:
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class CodeArchive:
     """The job's code archive; `unpacked_bytes` is its size when unpacked."""
 
     path: Path
@@ -52,7 +52,7 @@ class Code:
     unpacked_bytes: int
 
     @classmethod
-    def of(cls, path: Path) -> Code:
+    def read(cls, path: Path) -> CodeArchive:
         """Read an archive's hash and sizes. Raises OSError."""
         digest = hashlib.sha256()
         tail = b""
@@ -66,11 +66,11 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class AgentLaunch:
     """Everything that a launch of an agent brings to its host."""
 
     launcher: Launcher
-    code: Code
+    code: CodeArchive
     config: AgentConfig  # its `address` is where the agent dials on its own host
 
 
@@ -101,114 +101,123 @@ class Survey:
 
 
 def launch_agent(
-    line: Line, launch: Launch, still_wanted: Callable[[], bool] = lambda: True, clocks: Clocks = CLOCKS
+    line: HostConnection,
+    launch: AgentLaunch,
+    still_wanted: Callable[[], bool] = lambda: True,
+    clocks: Clocks = CLOCKS,
 ) -> LaunchedAgent:
     """Bring an agent up on a host. Raises LaunchError; then no agent runs there, unless only its last reply, that it is
     up, was lost. Raises Cancelled: an agent of an earlier launch may have been dismissed in the meantime."""
-    request = w.Launch(
+    request = w.LaunchAgent(
         root=launch.config.root, bundle=launch.launcher.blob, code=launch.code.blob,
         unpacked_bytes=launch.code.unpacked_bytes, config=launch.config,
     )  # fmt: skip
-    with _conversing(line, launch.launcher, request, clocks) as conversation:
-        conversation.code = launch.code.path
-        _, clock_s, _ = _begin(conversation)
-        conversation.enter("folder")
-        folder = conversation.expect(w.Placed)
-        conversation.enter("copy")
-        conversation.expect(w.CopiedHere)
-        conversation.enter("lease")
-        held = conversation.expect_either(w.Leased, w.AlreadyUp)
+    with _open_session(line, launch.launcher, request, clocks) as session:
+        session.code = launch.code.path
+        _, clock_s, _ = _await_python(session)
+        session.enter("folder")
+        folder = session.expect(w.FolderReady)
+        session.enter("copy")
+        session.expect(w.FilesVerified)
+        session.enter("lease")
+        leased = session.expect_either(w.Leased, w.AlreadyUp)
         if not still_wanted():
             raise Cancelled
-        pid = held.pid if isinstance(held, w.AlreadyUp) else _go(conversation)
+        pid = leased.pid if isinstance(leased, w.AlreadyUp) else _start_agent(session)
         return LaunchedAgent(
-            root=folder.root, ships=folder.ships, gpus=held.gpus, has_rsync=folder.has_rsync, pid=pid, was_up=isinstance(held, w.AlreadyUp), boot_id=folder.boot_id,
-            notes=(*folder.notes, *conversation.notes(clock_s)),
+            root=folder.root, ships=folder.ships, gpus=leased.gpus, has_rsync=folder.has_rsync, pid=pid, was_up=isinstance(leased, w.AlreadyUp), boot_id=folder.boot_id,
+            notes=(*folder.notes, *session.notes(clock_s)),
         )  # fmt: skip
 
 
-def reach(line: Line, launcher: Launcher, config: AgentConfig, clocks: Clocks = CLOCKS) -> w.AgentSeen:
+def redirect_agent(
+    line: HostConnection, launcher: Launcher, config: AgentConfig, clocks: Clocks = CLOCKS
+) -> w.AgentStatus:
     """Redirect a node's agent to `config.address`; return whether the agent lives. Raises LaunchError."""
-    request = w.Reach(config.root, launcher.blob, config.node, config.address)
-    with _conversing(line, launcher, request, clocks) as conversation:
-        _begin(conversation)
-        conversation.enter("folder")
-        return conversation.expect(w.AgentSeen)
+    request = w.QueryAgent(config.root, launcher.blob, config.node, config.address)
+    with _open_session(line, launcher, request, clocks) as session:
+        _await_python(session)
+        session.enter("folder")
+        return session.expect(w.AgentStatus)
 
 
-def clean_up(line: Line, launcher: Launcher, root: str, job: str, clocks: Clocks = CLOCKS) -> w.CleanedUp:
+def clean_up(
+    line: HostConnection, launcher: Launcher, root: str, job: str, clocks: Clocks = CLOCKS
+) -> w.CleanedUp:
     """End the leftover processes of an ended job on a host, and remove its folder there. Raises LaunchError."""
-    with _conversing(line, launcher, w.CleanUp(root, launcher.blob, job), clocks) as conversation:
-        _begin(conversation)
-        conversation.enter("cleanup")
-        return conversation.expect(w.CleanedUp)
+    with _open_session(line, launcher, w.CleanUp(root, launcher.blob, job), clocks) as session:
+        _await_python(session)
+        session.enter("cleanup")
+        return session.expect(w.CleanedUp)
 
 
 def survey(
-    line: Line, launcher: Launcher, root: str, programs: tuple[str, ...], clocks: Clocks = CLOCKS
+    line: HostConnection, launcher: Launcher, root: str, programs: tuple[str, ...], clocks: Clocks = CLOCKS
 ) -> Survey:
     """Return what a host offers to a job whose folder would be `root`; leaves nothing there. Raises LaunchError."""
-    with visiting(line, launcher, root, programs, clocks) as visit:
-        return visit.survey
+    with open_host_session(line, launcher, root, programs, clocks) as session:
+        return session.survey
 
 
-class Visit:
+class HostSession:
     """Session with a surveyed host: steps of a check, one after another."""
 
-    def __init__(self, conversation: Conversation, survey: Survey) -> None:
+    def __init__(self, conversation: BootstrapSession, survey: Survey) -> None:
         self._conversation = conversation
         self.survey = survey
 
-    def ask(self, step: w.Step, wanted: type[T], limit_s: float) -> T:
+    def run_step(self, step: w.CheckStep, reply_type: type[T], limit_s: float) -> T:
         """Have the host do a step, within `limit_s`, and return its answer. Raises LaunchError."""
         self._conversation.enter("check", limit_s)
         self._conversation.send(codec.dumps_kind(step).encode() + b"\n")
-        return self._conversation.expect(wanted)
+        return self._conversation.expect(reply_type)
 
 
 @contextlib.contextmanager
-def visiting(
-    line: Line, launcher: Launcher, root: str, programs: tuple[str, ...], clocks: Clocks = CLOCKS
-) -> Iterator[Visit]:
+def open_host_session(
+    line: HostConnection, launcher: Launcher, root: str, programs: tuple[str, ...], clocks: Clocks = CLOCKS
+) -> Iterator[HostSession]:
     """Survey a host as `survey` does, and yield a session for further steps. Raises LaunchError."""
-    with _conversing(line, launcher, w.SurveyHost(root, launcher.blob, programs), clocks) as conversation:
-        yield Visit(conversation, _surveyed(conversation))
+    with _open_session(line, launcher, w.SurveyHost(root, launcher.blob, programs), clocks) as session:
+        yield HostSession(session, _read_survey(session))
 
 
-def _surveyed(conversation: Conversation) -> Survey:
-    python, clock_s, error_s = _begin(conversation)
-    conversation.enter("survey")
-    host = conversation.expect(w.HostSurveyed)
-    return Survey(python.version, clock_s, error_s, conversation.notes(clock_s), host)
+def _read_survey(session: BootstrapSession) -> Survey:
+    python, clock_s, error_s = _await_python(session)
+    session.enter("survey")
+    host = session.expect(w.HostSurveyed)
+    return Survey(python.version, clock_s, error_s, session.notes(clock_s), host)
 
 
-def _begin(conversation: Conversation) -> tuple[w.PythonFound, float, float]:
+def _await_python(session: BootstrapSession) -> tuple[w.PythonFound, float, float]:
     """Wait for the shell and a Python; return it, by how many seconds the host's clock is ahead, and the error of that:
     it was read at some time of this wait."""
-    began_s = conversation.clocks.wall()
-    conversation.expect(w.InShell)
-    conversation.enter("python")
-    python = conversation.expect(w.PythonFound)
-    error_s = (conversation.clocks.wall() - began_s) / 2
+    began_s = session.clocks.wall()
+    session.expect(w.InShell)
+    session.enter("python")
+    python = session.expect(w.PythonFound)
+    error_s = (session.clocks.wall() - began_s) / 2
     return python, python.clock_s - began_s - error_s, error_s
 
 
-def _go(conversation: Conversation) -> int:
+def _start_agent(session: BootstrapSession) -> int:
     """Let a monitor that holds its leases start its agent; return its pid."""
-    conversation.enter("agent")
-    conversation.send(w.GO + b"\n")
-    return conversation.expect(w.KeeperUp).pid
+    session.enter("agent")
+    session.send(w.GO + b"\n")
+    return session.expect(w.AgentMonitorUp).pid
 
 
 @contextlib.contextmanager
-def _conversing(line: Line, launcher: Launcher, request: w.Request, clocks: Clocks) -> Iterator[Conversation]:
+def _open_session(
+    line: HostConnection, launcher: Launcher, request: w.HostRequest, clocks: Clocks
+) -> Iterator[BootstrapSession]:
     """Begin a session, and end it whatever happens."""
     mark = f"orch-{secrets.token_hex(8)}"
     remote = line.run(_COMMAND.format(mark=mark))
     try:
-        conversation = Conversation(remote, mark.encode(), launcher.bundle, clocks)
+        session = BootstrapSession(remote, mark.encode(), launcher.bundle, clocks)
         script = launcher.script.rstrip("\n").encode() + b"\n"
-        conversation.send(b"%d\n%s%s\n" % (script.count(b"\n"), script, codec.dumps_kind(request).encode()))
-        yield conversation
+        session.send(b"%d\n%s%s\n" % (script.count(b"\n"), script, codec.dumps_kind(request).encode()))
+        yield session
     finally:
         remote.close()

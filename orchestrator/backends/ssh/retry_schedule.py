@@ -17,7 +17,7 @@ RECONNECTS = Backoff(first_s=0.5, factor=2.0, max_s=10.0)
 PERMANENT_S = 30.0
 """Between tries when the host refuses for a reason that does not go away by itself."""
 
-HELD_S = 10.0
+STABLE_S = 10.0
 """A connection that held at least this long is opened again at once when it breaks; else after a pause."""
 
 CONNECTION_CHECK_S_MIN = 0.5
@@ -76,7 +76,7 @@ class RetrySchedule:
 
     def note_break(self, now_s: float) -> None:
         """Note that the connection broke: it is opened again at once, unless it breaks each time."""
-        if now_s >= self.opened_s + HELD_S:
+        if now_s >= self.opened_s + STABLE_S:
             self.reset()
         else:
             self.note_failure(now_s, Retryable.TRANSIENT)

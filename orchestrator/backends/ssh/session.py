@@ -13,11 +13,11 @@ from typing import Protocol
 import paramiko
 
 from orchestrator.backends.api import LaunchError
-from orchestrator.backends.ssh.connect.connection import ChannelTaker
+from orchestrator.backends.ssh.connect.connection import ChannelReceiver
 from orchestrator.backends.ssh.connect.port_forward import Forward
 from orchestrator.core.errors import Cancelled
 from orchestrator.core.wire.agent_config import AgentConfig
-from orchestrator.core.wire.bootstrap import AgentSeen
+from orchestrator.core.wire.bootstrap import AgentStatus
 
 SLOT_POLL_S = 0.5
 """How often a host that waits for a slot checks whether it is still wanted."""
@@ -26,14 +26,14 @@ SLOT_POLL_S = 0.5
 class Session(Protocol):
     """One open connection to a host, with what is done over it. Each method raises LaunchError, after bounded time."""
 
-    def forward(self, taker: ChannelTaker) -> int:
+    def forward(self, taker: ChannelReceiver) -> int:
         """Let the host listen on a port of its own, whose connections go to `taker`; return the port."""
 
-    def launch(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentSeen:
+    def launch(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentStatus:
         """Bring everything there and start the agent. Raises Cancelled when the agent is no longer wanted just before
         its start."""
 
-    def reach(self, config: AgentConfig) -> AgentSeen:
+    def reach(self, config: AgentConfig) -> AgentStatus:
         """Send the agent the address to dial, and check whether it lives."""
 
     def is_alive(self, answer_s_max: float) -> bool:

@@ -37,7 +37,7 @@ class Finding:
         """Whether the job may run in spite of it."""
         return self.severity is not Severity.ERROR
 
-    def shown(self, found: str, exit_code: int) -> Finding:
+    def finalize(self, found: str, exit_code: int) -> Finding:
         """Return the finding with its text for people, and with an exit code if it is an error."""
         nodes = tuple(filter(None, self.nodes))
         return replace(self, nodes=nodes, found=found, exit_code=0 if self.ok else exit_code)
@@ -70,7 +70,7 @@ def passed(what: str, found: str, nodes: Sequence[str] = ()) -> Finding:
     return Finding(Severity.OK, tuple(nodes), what, found, "")
 
 
-def names(nodes: Sequence[str]) -> str:
+def join_names(nodes: Sequence[str]) -> str:
     """Return a list of nodes as text: `node1`, `node1 and node2`, `node1, node2, node3, node4 and 12 more`."""
     shown = list(nodes[:NAMES_MAX])
     if len(nodes) > NAMES_MAX:
@@ -78,13 +78,13 @@ def names(nodes: Sequence[str]) -> str:
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 
-def words(finding: Finding) -> str:
+def describe(finding: Finding) -> str:
     """Return what was found, with the nodes' names in front where it does not name them."""
     has_names = all(name in finding.found for name in finding.nodes)
-    return finding.found if has_names else f"{names(finding.nodes)}: {finding.found}"
+    return finding.found if has_names else f"{join_names(finding.nodes)}: {finding.found}"
 
 
-def size(n_bytes: int) -> str:
+def format_size(n_bytes: int) -> str:
     """Return a size as text: `64 MiB`, `1.5 GiB`."""
     if n_bytes >= 1 << 30:
         return f"{n_bytes / (1 << 30):.1f} GiB"

@@ -34,7 +34,7 @@ Trial = Callable[[tuple[str, ...]], bool]
 """Runs an all-reduce over these nodes, and returns whether it succeeded."""
 
 
-def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
+def schedule_rounds(nodes: Sequence[str]) -> list[list[Pair]]:
     """Return every pair of nodes once, in rounds of disjoint pairs: a round-robin tournament by the circle method."""
     places = {node: place for place, node in enumerate(nodes)}
     ring: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
@@ -48,19 +48,19 @@ def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
     return schedule
 
 
-def slow(links: Mapping[Pair, Link]) -> list[Pair]:
+def find_slow_links(links: Mapping[Pair, Link]) -> list[Pair]:
     """Return the links that are slow against the median of the whole ones; a link is measured from its dialling end."""
-    whole = _whole(links)
-    if len(whole) < LINKS_MIN:
+    working = _working_links(links)
+    if len(working) < LINKS_MIN:
         return []
-    rate, rtt_s = medians(whole.values())
+    rate, rtt_s = medians(working.values())
     late_s = max(rtt_s * LATE_FACTOR, rtt_s + LATE_S_MIN)
     return [
-        pair for pair, link in whole.items() if link.bytes_per_s * SLOW_FACTOR < rate or link.rtt_s > late_s
+        pair for pair, link in working.items() if link.bytes_per_s * SLOW_FACTOR < rate or link.rtt_s > late_s
     ]
 
 
-def _whole(links: Mapping[Pair, Link]) -> dict[Pair, Link]:
+def _working_links(links: Mapping[Pair, Link]) -> dict[Pair, Link]:
     return {pair: link for pair, link in links.items() if not link.is_cut and link.bytes_per_s}
 
 
@@ -72,28 +72,28 @@ def medians(links: Iterable[Link]) -> tuple[float, float]:
 
 def findings(links: Mapping[Pair, Link], pairs_left: int) -> Iterator[Finding]:
     """Yield what is wrong with the links, measured from both ends; a node before the links that it explains."""
-    yield from _cut(links)
-    yield from _slow(links)
+    yield from _find_cut_links(links)
+    yield from _find_slow(links)
     if pairs_left:
         yield note(
             "network", (), f"{pairs_left} pairs of nodes were not measured: the time limit was reached"
         )
 
 
-def _cut(links: Mapping[Pair, Link]) -> Iterator[Finding]:
+def _find_cut_links(links: Mapping[Pair, Link]) -> Iterator[Finding]:
     cut = {pair: link for pair, link in links.items() if link.is_cut}
-    alone = _common(cut, links)
-    for node in alone:
-        mine = {pair: link for pair, link in cut.items() if node in pair}
-        yield _cut_finding([node], mine, f"no other node and {node} reach each other")
-    rest = {pair: link for pair, link in cut.items() if not set(pair) & set(alone)}
+    cut_nodes = _nodes_with_only_bad_links(cut, links)
+    for node in cut_nodes:
+        node_links = {pair: link for pair, link in cut.items() if node in pair}
+        yield _cut_finding([node], node_links, f"no other node and {node} reach each other")
+    other_cuts = {pair: link for pair, link in cut.items() if not set(pair) & set(cut_nodes)}
     shown: set[frozenset[str]] = set()
-    for pair, link in rest.items():
+    for pair, link in other_cuts.items():
         if frozenset(pair) in shown:
             continue
         shown.add(frozenset(pair))
         one, other = pair
-        both = (other, one) in rest or (other, one) not in links
+        both = (other, one) in other_cuts or (other, one) not in links
         found = f"{one} and {other} do not reach each other" if both else f"{one} does not reach {other}"
         yield _cut_finding(pair, {pair: link}, found)
 
@@ -116,20 +116,20 @@ def _cut_finding(nodes: Sequence[str], links: Mapping[Pair, Link], found: str) -
     return error("network", nodes, f"{found}: {why}", fix)
 
 
-def _slow(links: Mapping[Pair, Link]) -> Iterator[Finding]:
-    bad = {pair: links[pair] for pair in slow(links)}
+def _find_slow(links: Mapping[Pair, Link]) -> Iterator[Finding]:
+    bad = {pair: links[pair] for pair in find_slow_links(links)}
     if not bad:
         return
-    whole = _whole(links)
-    rate, rtt_s = medians(whole.values())
+    working = _working_links(links)
+    rate, rtt_s = medians(working.values())
     usual = f"the median of all links is {rate / 1e6:.0f} MB/s and {rtt_s * 1000:.2g} ms"
     fix = "check cable, switch port and duplex (ethtool), or leave it out"
-    alone = _common(bad, whole)
-    for node in alone:
+    slow_nodes = _nodes_with_only_bad_links(bad, working)
+    for node in slow_nodes:
         worst = min((link for pair, link in bad.items() if node in pair), key=lambda one: one.bytes_per_s)
         yield warning("network", [node], f"every link of {node} is slow: {_speed(worst)}, {usual}", fix)
     for (one, other), link in bad.items():
-        if one not in alone and other not in alone:
+        if one not in slow_nodes and other not in slow_nodes:
             found = f"the link from {one} to {other} is slow: {_speed(link)}, {usual}"
             yield warning("network", (one, other), found, fix)
 
@@ -138,16 +138,16 @@ def _speed(link: Link) -> str:
     return f"{link.bytes_per_s / 1e6:.0f} MB/s and {link.rtt_s * 1000:.2g} ms"
 
 
-def _common(bad: Mapping[Pair, Link], measured: Mapping[Pair, Link]) -> list[str]:
+def _nodes_with_only_bad_links(bad: Mapping[Pair, Link], measured: Mapping[Pair, Link]) -> list[str]:
     """Return the nodes all of whose links are bad, in one direction at least, where other nodes have good ones."""
     nodes = list(dict.fromkeys(node for pair in measured for node in pair))
     links_bad = {frozenset(pair) for pair in bad}
     good = {node for pair in measured if frozenset(pair) not in links_bad for node in pair}
-    lonely = [node for node in nodes if node not in good]
-    return lonely if len(nodes) > 2 and len(lonely) < len(nodes) else []
+    only_bad = [node for node in nodes if node not in good]
+    return only_bad if len(nodes) > 2 and len(only_bad) < len(nodes) else []
 
 
-def suspects(nodes: Sequence[str], succeeds: Trial) -> tuple[str, ...]:
+def find_suspects(nodes: Sequence[str], succeeds: Trial) -> tuple[str, ...]:
     """Return the node, or the two nodes, with which an all-reduce over all of them fails; it is known to fail."""
     last = _shortest_failing(nodes, succeeds)
     first = _shortest_failing(nodes[::-1], succeeds)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.brain.checks.finding import Finding, error, size, warning
+from orchestrator.brain.checks.finding import Finding, error, format_size, warning
 from orchestrator.core.host_facts import UNKNOWN, UNLIMITED, FolderFacts, HostFacts, ProgramFacts
 
 KERNEL_MIN = (5, 5)
@@ -21,7 +21,7 @@ RANK_BYTES_MIN = 1 << 30
 """Memory that a rank needs for torch alone, and something."""
 
 INODES_MIN = 1000
-CHECKPOINTS_HELD = 2
+CHECKPOINTS_ON_DISK = 2
 """A new checkpoint is written before the previous one is deleted."""
 
 CLOCK_S_MAX = 5.0
@@ -31,7 +31,7 @@ MISSING_SHOWN_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobNeeds:
     """What a job needs from each node; `has_setup`: its setup lines may still install what is missing."""
 
     ranks_each: int
@@ -41,7 +41,7 @@ class Job:
     checkpoint_bytes: int
 
 
-def findings(name: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
+def findings(name: str, facts: HostFacts, job: JobNeeds) -> Iterator[Finding]:
     """Yield what is wrong with a node, errors of one kind before the next."""
     if facts.program is not None:
         yield from _program(name, facts.program, facts, job)
@@ -51,26 +51,26 @@ def findings(name: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
     yield from _gpus(name, facts)
 
 
-def clock(name: str, offset_s: float, uncertainty_s: float) -> Iterator[Finding]:
+def check_clock(name: str, offset_s: float, uncertainty_s: float) -> Iterator[Finding]:
     """Yield a clock that differs from this machine's by more than `CLOCK_S_MAX`, beyond the uncertainty of the round trip."""
     if abs(offset_s) - uncertainty_s > CLOCK_S_MAX:
         found = f"its clock is {abs(offset_s):.0f} s {'ahead' if offset_s > 0 else 'behind'}"
         yield warning("clock", [name], found, "synchronize it with chrony or systemd-timesyncd")
 
 
-def _program(name: str, program: ProgramFacts, facts: HostFacts, job: Job) -> Iterator[Finding]:
+def _program(name: str, program: ProgramFacts, facts: HostFacts, job: JobNeeds) -> Iterator[Finding]:
     if program.fault:
         fix = "try it by hand, or name another interpreter in python:"
         yield error("python", [name], f"the ranks' Python cannot be used: {program.fault}", fix)
         return
-    yield from code(name, program, job.has_setup)
-    seen = program.gpus
-    if job.gpus_each and program.torch and UNKNOWN != seen < len(facts.gpus):
-        found = f"torch {program.torch} sees {seen} of {len(facts.gpus)} GPUs"
+    yield from check_code(name, program, job.has_setup)
+    visible = program.gpus
+    if job.gpus_each and program.torch and UNKNOWN != visible < len(facts.gpus):
+        found = f"torch {program.torch} sees {visible} of {len(facts.gpus)} GPUs"
         yield error("gpus", [name], found, "install a torch that is built for this driver's CUDA")
 
 
-def code(name: str, program: ProgramFacts, has_setup: bool) -> Iterator[Finding]:
+def check_code(name: str, program: ProgramFacts, has_setup: bool) -> Iterator[Finding]:
     """Yield what the ranks' Python says of the job's code. What setup lines or the code itself may still provide, when it
     is missing, is no error."""
     if program.syntax:
@@ -92,16 +92,16 @@ def code(name: str, program: ProgramFacts, has_setup: bool) -> Iterator[Finding]
             yield error("import", [name], found, fix)
 
 
-def _folder(name: str, folder: FolderFacts, job: Job) -> Iterator[Finding]:
+def _folder(name: str, folder: FolderFacts, job: JobNeeds) -> Iterator[Finding]:
     if folder.fault:
         fix = "make it writable for this user, or name another place: ORCH_HOME, over SSH ssh.remote_dir, or checkpoint.path"
         yield error("folder", [name], f"{folder.path} cannot be written to: {folder.fault}", fix)
         return
-    wanted = job.checkpoint_bytes * CHECKPOINTS_HELD
-    if UNKNOWN != folder.free_bytes < wanted:
+    needed_bytes = job.checkpoint_bytes * CHECKPOINTS_ON_DISK
+    if UNKNOWN != folder.free_bytes < needed_bytes:
         found = (
-            f"{size(folder.free_bytes)} free in {folder.path}, and the last checkpoint had {size(job.checkpoint_bytes)} "
-            f"({size(wanted)} are needed while it is replaced)"
+            f"{format_size(folder.free_bytes)} free in {folder.path}, and the last checkpoint had {format_size(job.checkpoint_bytes)} "
+            f"({format_size(needed_bytes)} are needed while it is replaced)"
         )
         yield warning("disk", [name], found, "free some space there, or name a larger disk")
     if UNKNOWN != folder.free_inodes < INODES_MIN:
@@ -109,7 +109,7 @@ def _folder(name: str, folder: FolderFacts, job: Job) -> Iterator[Finding]:
         yield warning("disk", [name], found, "remove files there, or name another disk")
 
 
-def _resources(name: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
+def _resources(name: str, facts: HostFacts, job: JobNeeds) -> Iterator[Finding]:
     """Yield what is too old or too small; the first part of each row is the condition."""
     kernel, shm, free = _version(facts.kernel), facts.shm_bytes, facts.shm_free_bytes
     has_little_shm = UNKNOWN != shm < SHM_BYTES_MIN
@@ -122,15 +122,15 @@ def _resources(name: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
             "install a newer kernel",
         ), (
             has_little_shm, "shm",
-            f"/dev/shm has {size(shm)}: workers of a DataLoader hand batches over there",
+            f"/dev/shm has {format_size(shm)}: workers of a DataLoader hand batches over there",
             "enlarge it (in a container: --shm-size=8g), or use num_workers=0",
         ), (
             not has_little_shm and UNKNOWN != free < SHM_BYTES_MIN, "shm",
-            f"/dev/shm has {size(free)} free of {size(shm)}",
+            f"/dev/shm has {format_size(free)} free of {format_size(shm)}",
             "remove what earlier jobs have left there: ls -l /dev/shm",
         ), (
             UNKNOWN != facts.cgroup_bytes < cgroup_min, "memory",
-            f"a cgroup limits its memory to {size(facts.cgroup_bytes)}, for {job.ranks_each} ranks",
+            f"a cgroup limits its memory to {format_size(facts.cgroup_bytes)}, for {job.ranks_each} ranks",
             "raise the limit of the user's slice or container",
         ), (
             facts.open_files_max < OPEN_FILES_MIN, "ulimit",
@@ -140,7 +140,7 @@ def _resources(name: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
             f"the user may have only {facts.processes_max} processes and threads (ulimit -u)", limits,
         ), (
             facts.has_infiniband and facts.locked_bytes_max < UNLIMITED, "ulimit",
-            f"a process may lock only {size(facts.locked_bytes_max)} of memory (ulimit -l), which InfiniBand needs",
+            f"a process may lock only {format_size(facts.locked_bytes_max)} of memory (ulimit -l), which InfiniBand needs",
             limits,
         ), (
             bool(facts.unresolved), "names",
@@ -162,19 +162,19 @@ def _gpu_faults(facts: HostFacts) -> Iterator[tuple[str, str]]:
     indices = {gpu.uuid: gpu.index for gpu in facts.gpus}
     for user in facts.gpu_users:
         who = f"pid {user.pid}" + (f" ({user.command})" if user.command else "")
-        found = f"GPU {indices.get(user.uuid, user.uuid)}: {who} uses {max(user.memory_mib, 0)} MiB"
-        yield found, "wait for it, end it, or use other GPUs by CUDA_VISIBLE_DEVICES"
+        finding = f"GPU {indices.get(user.uuid, user.uuid)}: {who} uses {max(user.memory_mib, 0)} MiB"
+        yield finding, "wait for it, end it, or use other GPUs by CUDA_VISIBLE_DEVICES"
     for gpu in facts.gpus:
         which = f"GPU {gpu.index} ({gpu.model})"
         if gpu.ecc_errors > 0:
-            found = f"{which} has {gpu.ecc_errors} uncorrected ECC errors since its driver was loaded"
-            yield found, "reset the GPU (nvidia-smi -r) or reboot; if they come back, replace it"
+            finding = f"{which} has {gpu.ecc_errors} uncorrected ECC errors since its driver was loaded"
+            yield finding, "reset the GPU (nvidia-smi -r) or reboot; if they come back, replace it"
         for why in gpu.slowdowns:
-            found = f"{which} runs at lowered clocks: {why}"
-            yield found, "see nvidia-smi -q -d PERFORMANCE; check cooling and power"
+            finding = f"{which} runs at lowered clocks: {why}"
+            yield finding, "see nvidia-smi -q -d PERFORMANCE; check cooling and power"
     if facts.xids:
-        found = f"its kernel reports failures of a GPU, the last one: {facts.xids[-1]}"
-        yield found, "look the Xid up in NVIDIA's list; most want a reset or a reboot"
+        finding = f"its kernel reports failures of a GPU, the last one: {facts.xids[-1]}"
+        yield finding, "look the Xid up in NVIDIA's list; most want a reset or a reboot"
 
 
 def _version(kernel: str) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from orchestrator.brain.checks.finding import Finding, Severity, names
+from orchestrator.brain.checks.finding import Finding, Severity, join_names
 from orchestrator.core.host_facts import GpuFacts, HostFacts, ProgramFacts
 
 
@@ -29,27 +29,27 @@ class _Property:
 def findings(nodes: Mapping[str, HostFacts]) -> Iterator[Finding]:
     """Yield the outliers, one property at a time."""
     for one in _PROPERTIES:
-        yield from _odd(one, {name: one.value(facts) for name, facts in nodes.items()})
+        yield from _find_outliers(one, {name: one.value(facts) for name, facts in nodes.items()})
 
 
-def _odd(what: _Property, values: Mapping[str, str]) -> Iterator[Finding]:
-    known = {name: value for name, value in values.items() if value}
-    counts = Counter(known.values()).most_common()
+def _find_outliers(what: _Property, values: Mapping[str, str]) -> Iterator[Finding]:
+    values_known = {name: value for name, value in values.items() if value}
+    counts = Counter(values_known.values()).most_common()
     if len(counts) < 2:
         return
     usual, usual_count = counts[0]
     if usual_count == counts[1][1]:  # no majority: it is not known which of them is the outlier
-        parts = [f"{names(_with(known, value))} {what.noun}{value}" for value, _ in counts]
+        parts = [f"{join_names(_names_with(values_known, value))} {what.noun}{value}" for value, _ in counts]
         yield Finding(what.severity, (), what.what, "they differ: " + ", ".join(parts), what.fix)
         return
     others = f"the other {usual_count}"
     for value, _ in counts[1:]:
-        odd, found = tuple(_with(known, value)), f"{what.noun}{value}, {others} {usual}"
-        yield Finding(what.severity, odd, what.what, found, what.fix)
+        outliers, found = tuple(_names_with(values_known, value)), f"{what.noun}{value}, {others} {usual}"
+        yield Finding(what.severity, outliers, what.what, found, what.fix)
 
 
-def _with(values: Mapping[str, str], wanted: str) -> list[str]:
-    return [name for name, value in values.items() if value == wanted]
+def _names_with(values: Mapping[str, str], expected: str) -> list[str]:
+    return [name for name, value in values.items() if value == expected]
 
 
 def _program(part: Callable[[ProgramFacts], str]) -> Callable[[HostFacts], str]:

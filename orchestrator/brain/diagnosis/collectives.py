@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from orchestrator.core.observations import Activity, Collective, RankInspection
-from orchestrator.core.text import named
+from orchestrator.core.text import ranks_label
 
 NOT_COLLECTIVE = ("in send", "in recv", "in batch_isend_irecv", "in the store", "in the rendezvous")
 """What a rank waits for by its stack that is not a collective."""
 
-UNEVEN = ("gather", "scatter", "all_to_all", "alltoall", "send", "recv", "coalesced")
+VARIABLE_SHAPES = ("gather", "scatter", "all_to_all", "alltoall", "send", "recv", "coalesced")
 """Collectives whose members may well give different shapes."""
 
 ROOTED = ("gather", "scatter", "reduce", "broadcast")
@@ -57,21 +57,21 @@ class Mismatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class NoneMissing:
     """All ranks have entered every collective that others wait in; none is missing."""
 
     collective: Collective
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
+class Undetermined:
     """What some of the waiting ranks wait in is not known."""
 
 
-Answer: TypeAlias = "Missing | Mismatch | Whole | Unknown"
+Analysis: TypeAlias = "Missing | Mismatch | NoneMissing | Undetermined"
 
 
-def current(inspection: RankInspection) -> Collective | None:
+def current_collective(inspection: RankInspection) -> Collective | None:
     """Return the collective that a waiting rank is in: the one that it has entered last, unless it waits in the store or for one
     rank."""
     if (
@@ -88,37 +88,39 @@ def current(inspection: RankInspection) -> Collective | None:
     )
 
 
-def limit_s(waiting: Sequence[RankInspection]) -> float:
+def torch_limit_s(waiting: Sequence[RankInspection]) -> float:
     """Return for how long torch lets the waiting ranks wait: until the first of their time limits, which ends them all. 0 for
     no ranks; where no limit is reported, the default of gloo, or of NCCL for ranks with a GPU."""
-    told = [now.limit_s for now in map(current, waiting) if now is not None and now.limit_s is not None]
-    usual = [GLOO_LIMIT_S if inspection.gpu_use is None else NCCL_LIMIT_S for inspection in waiting]
-    return min(told or usual, default=0.0)
+    reported = [
+        now.limit_s for now in map(current_collective, waiting) if now is not None and now.limit_s is not None
+    ]
+    defaults = [GLOO_LIMIT_S if inspection.gpu_use is None else NCCL_LIMIT_S for inspection in waiting]
+    return min(reported or defaults, default=0.0)
 
 
-def study(inspections: Mapping[int, RankInspection], ended: frozenset[int]) -> Answer:
+def analyze(inspections: Mapping[int, RankInspection], ended: frozenset[int]) -> Analysis:
     """Return what the waiting ranks wait for; `inspections` are those of living ranks, `ended` are ranks that have exited."""
-    waits = {
+    waiting = {
         rank: now
         for rank, inspection in sorted(inspections.items())
-        if (now := current(inspection)) is not None
+        if (now := current_collective(inspection)) is not None
     }
     gaps: list[Missing] = []
-    for key in sorted({_key(now) for now in waits.values()}):
-        sides = _sides(key, waits, inspections)
+    for key in sorted({_key(now) for now in waiting.values()}):
+        sides = _sides(key, waiting, inspections)
         if sides:
             return Mismatch(sides)
-        gap = _gap(key, waits, inspections, ended)
+        gap = _find_missing(key, waiting, inspections, ended)
         gaps += [gap] if gap is not None else []
     if gaps:
-        return _root(gaps, waits)
+        return _find_root(gaps, waiting)
     idle = [
         rank for rank, inspection in inspections.items() if inspection.activity is Activity.WAITING_FOR_RANKS
     ]
-    if not waits or any(rank not in waits for rank in idle) or ended:
-        return Unknown()
-    whole = all(now.ranks and waits.keys() >= set(now.ranks) for now in waits.values())
-    return Whole(next(iter(waits.values()))) if whole else Unknown()
+    if not waiting or any(rank not in waiting for rank in idle) or ended:
+        return Undetermined()
+    whole = all(now.ranks and waiting.keys() >= set(now.ranks) for now in waiting.values())
+    return NoneMissing(next(iter(waiting.values()))) if whole else Undetermined()
 
 
 def _key(collective: Collective) -> Key:
@@ -140,14 +142,16 @@ def _sides(
 ) -> tuple[Side, ...]:
     """Return which ranks have entered which collective of a group, at the highest number entered; or at the number in
     which the last of those ranks are seen to wait, which others have left."""
-    here = {rank: now for rank, now in waits.items() if _key(now) == key}
-    top = max(now.number for now in here.values())
-    stay = [now.number for rank, now in here.items() if _is_in(now, inspections[rank])]
-    for number in dict.fromkeys((top, min(stay, default=top))):
+    waiting = {rank: now for rank, now in waits.items() if _key(now) == key}
+    top = max(now.number for now in waiting.values())
+    numbers_confirmed = [now.number for rank, now in waiting.items() if _is_in(now, inspections[rank])]
+    for number in dict.fromkeys((top, min(numbers_confirmed, default=top))):
         kinds: dict[tuple[str, str], list[int]] = {}
-        entered = {rank: one for rank, now in here.items() if (one := _as_number(now, number)) is not None}
+        entered = {rank: one for rank, now in waiting.items() if (one := _as_number(now, number)) is not None}
         for rank, one in entered.items():
-            kinds.setdefault((one.what, "" if one.what.startswith(UNEVEN) else one.shape), []).append(rank)
+            kinds.setdefault(
+                (one.what, "" if one.what.startswith(VARIABLE_SHAPES) else one.shape), []
+            ).append(rank)
         if len(kinds) > 1:
             sides = [Side(tuple(ranks), entered[ranks[0]]) for ranks in kinds.values()]
             return tuple(sorted(sides, key=lambda side: (len(side.ranks), -side.ranks[0])))
@@ -168,7 +172,7 @@ def _as_number(now: Collective, number: int) -> Collective | None:
     )
 
 
-def _gap(
+def _find_missing(
     key: Key,
     waits: Mapping[int, Collective],
     inspections: Mapping[int, RankInspection],
@@ -199,7 +203,7 @@ def _is_behind(number: int | None, top: int) -> bool:
     return number is not None and number < top
 
 
-def _root(gaps: list[Missing], waits: Mapping[int, Collective]) -> Answer:
+def _find_root(gaps: list[Missing], waits: Mapping[int, Collective]) -> Analysis:
     """Return the gap whose missing ranks are not victims; where all are victims, they wait for each other."""
     victims = {rank for gap in gaps for rank in gap.waiting}
     for gap in gaps:
@@ -213,12 +217,12 @@ def _root(gaps: list[Missing], waits: Mapping[int, Collective]) -> Answer:
 # As text
 
 
-def text(collective: Collective) -> str:
+def describe(collective: Collective) -> str:
     """Return `all_reduce #9,655 (default group)`."""
     return f"{collective.what} #{collective.number:,} ({collective.label or collective.group})"
 
 
-def shaped(collective: Collective) -> str:
+def describe_with_shape(collective: Collective) -> str:
     """Return the same with the shape."""
     return (
         f"{collective.what} #{collective.number:,}"
@@ -227,7 +231,7 @@ def shaped(collective: Collective) -> str:
     )
 
 
-def waiting_text(inspections: Mapping[int, RankInspection], answer: Answer) -> str:
+def describe_waiting(inspections: Mapping[int, RankInspection], answer: Analysis) -> str:
     """Say what all waiting ranks wait in: `ranks 0,1,3-7 in all_reduce #9,655 (default group), entered 9 s ago`."""
     groups: dict[str, list[int]] = {}
     ages_s: dict[str, float] = {}
@@ -235,23 +239,23 @@ def waiting_text(inspections: Mapping[int, RankInspection], answer: Answer) -> s
     for rank, inspection in sorted(inspections.items()):
         if inspection.activity is not Activity.WAITING_FOR_RANKS:
             continue
-        now = current(inspection)
-        said = f"in {text(now)}" if now is not None else _elsewhere(inspection)
-        groups.setdefault(said, []).append(rank)
+        now = current_collective(inspection)
+        place_text = f"in {describe(now)}" if now is not None else _describe_other_wait(inspection)
+        groups.setdefault(place_text, []).append(rank)
         if now is not None:
-            ages_s[said] = max(ages_s.get(said, 0.0), now.entered_s)
-            limits[said] = "" if now.limit_s is None else f", time limit {now.limit_s:.0f} s"
+            ages_s[place_text] = max(ages_s.get(place_text, 0.0), now.entered_s)
+            limits[place_text] = "" if now.limit_s is None else f", time limit {now.limit_s:.0f} s"
     lines = [
-        f"{named(ranks)} {said}"
+        f"{ranks_label(ranks)} {said}"
         + (f", entered {ages_s[said]:.0f} s ago{limits[said]}" if said in ages_s else "")
         for said, ranks in sorted(groups.items(), key=lambda one: -len(one[1]))
     ]
     if isinstance(answer, Missing):
-        lines.append(f"{named(answer.behind)} never entered it")
+        lines.append(f"{ranks_label(answer.behind)} never entered it")
     return "; ".join(lines)
 
 
-def _elsewhere(inspection: RankInspection) -> str:
+def _describe_other_wait(inspection: RankInspection) -> str:
     """Return where a rank outside of any collective waits for others."""
     if inspection.phase == "rendezvous":
         return f"at the rendezvous{f' ({inspection.raised.text})' if inspection.raised is not None else ''}"

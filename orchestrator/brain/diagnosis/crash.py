@@ -11,22 +11,22 @@ import re
 from collections.abc import Sequence
 
 from orchestrator.brain.diagnosis import hang, hang_report, node_lost
-from orchestrator.brain.diagnosis.hang_report import node_of
-from orchestrator.brain.diagnosis.library_errors import explain, gave_up, is_mismatch
+from orchestrator.brain.diagnosis.hang_report import common_node
+from orchestrator.brain.diagnosis.library_errors import explain, is_mismatch, is_timeout
 from orchestrator.brain.model.deadlines import Deadlines
-from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCause, Kind, Verdict
+from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCause, Verdict, VerdictKind
 from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.brain.scheduling import allocation
-from orchestrator.core.shown import Frame
-from orchestrator.core.text import named
+from orchestrator.core.status_types import Frame
+from orchestrator.core.text import ranks_label
 
 SETTLE_S = 1.0
 RENDEZVOUS_SETTLE_S = 5.0
 """How long a failure that looks like a victim's waits for its culprit. gloo notifies peers within a second; at the
 rendezvous each rank waits for its own time limit, which began when it arrived."""
 
-HOPELESS = ("SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError", "bdb.BdbQuit")
+UNRECOVERABLE = ("SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError", "bdb.BdbQuit")
 """Exceptions before the first step that a restart cannot fix."""
 
 _VICTIM = re.compile(
@@ -45,7 +45,7 @@ _VICTIM_TYPES = re.compile(
 _OWN_WAIT = re.compile(r"DataLoader|\block\b|peer access", re.IGNORECASE)
 """Other things that a rank may wait for in vain, or cannot reach."""
 
-_OF_GANG = re.compile(
+_GANG_ERROR = re.compile(
     r"gloo|nccl|c10d|torch[./]distributed[./](?!elastic)|TCPStore|process ?group|Dist\w+Error", re.IGNORECASE
 )
 """Matches an exception, or its traceback, that came from the connections between ranks."""
@@ -55,7 +55,7 @@ _RENDEZVOUS = re.compile(
     r"|Failed to recv, got 0 bytes|wait timeout after|clients joined",
     re.IGNORECASE,
 )
-_OWN_ADDRESS = re.compile(
+_ADDRESS_ERROR = re.compile(
     r"address already in use|EADDRINUSE|failed to listen|while trying to connect", re.IGNORECASE
 )
 """Messages of the store in a rank that could not use an address; the other ranks only wait for that rank."""
@@ -71,90 +71,102 @@ _FATAL = frozenset({4, _SIGABRT, 7, 8, 11})
 
 def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Return the verdict on ranks that ended badly, or None; deadlines still ahead are left in `deadlines`."""
-    if not facts.exited:
+    if not facts.exited_count:
         return None
     failed = sorted((rank for rank in facts.ranks.values() if rank.failed), key=lambda r: (r.died_at, r.rank))
     if not failed:
         return None
     culprits = [rank for rank in failed if not looks_like_victim(rank)]
     if culprits:
-        ended = _was_ended(culprits[0]) and allocation.may_be_taken(facts, culprits[0].died_at, deadlines)
-        return None if ended else _crash(facts, culprits[0], failed)
-    if any(node.lost for node in facts.nodes.values()):
+        ended = _was_terminated(culprits[0]) and allocation.may_be_queue_action(
+            facts, culprits[0].died_at, deadlines
+        )
+        return None if ended else _crash_verdict(facts, culprits[0], failed)
+    if any(node.agent_loss for node in facts.nodes.values()):
         return None  # the lost node is the culprit, and has its own verdict
-    first = min(failed, key=lambda rank: (not _OWN_ADDRESS.search(_text(rank)), _is_of_gang(rank)))
-    is_rendezvous = _crash_kind(facts, first) is Kind.RENDEZVOUS and not _OWN_ADDRESS.search(_text(first))
+    first = min(failed, key=lambda rank: (not _ADDRESS_ERROR.search(_log_text(rank)), _is_gang_error(rank)))
+    is_rendezvous = _crash_kind(facts, first) is VerdictKind.RENDEZVOUS and not _ADDRESS_ERROR.search(
+        _log_text(first)
+    )
     # The peer of a mismatch is as likely the culprit: its place counts, too.
-    peer_comes = is_mismatch(_text(first)) and len(failed) == 1
+    peer_comes = is_mismatch(_log_text(first)) and len(failed) == 1
     if not deadlines.passed(
         failed[0].died_at + (RENDEZVOUS_SETTLE_S if is_rendezvous or peer_comes else SETTLE_S)
     ):
         return None
     assert facts.limits is not None
-    quiet = [
-        node for node in facts.nodes.values() if node.contact_at < first.died_at and facts.unfinished(node)
+    silent_nodes = [
+        node for node in facts.nodes.values() if node.contact_at < first.died_at and facts.is_unfinished(node)
     ]
-    if not quiet:
-        return _crash(facts, first, failed, hang.awaited(facts, attempt) if gave_up(_text(first)) else [])
+    if not silent_nodes:
+        return _crash_verdict(
+            facts, first, failed, hang.find_awaited(facts, attempt) if is_timeout(_log_text(first)) else []
+        )
     if not deadlines.passed(first.died_at + facts.limits.node_timeout_s):
         return None  # a node that has sent nothing since may be the culprit
-    silent_s = deadlines.now_s - quiet[0].contact_at
-    return node_lost.verdict(
-        facts, quiet[0], f"no heartbeat for {silent_s:.0f} s, and its peers lost their connections to it"
+    silent_s = deadlines.now_s - silent_nodes[0].contact_at
+    return node_lost.lost_verdict(
+        facts,
+        silent_nodes[0],
+        f"no heartbeat for {silent_s:.0f} s, and its peers lost their connections to it",
     )
 
 
-def _crash(
-    facts: Facts, culprit: RankFacts, failed: list[RankFacts], awaited: Sequence[RankFacts] = ()
+def _crash_verdict(
+    facts: Facts, culprit: RankFacts, failed: list[RankFacts], awaited_ranks: Sequence[RankFacts] = ()
 ) -> Verdict:
     """`awaited`: the ranks that others waited for until torch's own time limit ended them."""
     kind = _crash_kind(facts, culprit)
-    others = [rank.rank for rank in failed if rank is not culprit]
+    other_failures = [rank.rank for rank in failed if rank is not culprit]
     ended = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.EXITED and not rank.failed]
     blamed = [culprit]
     failure = culprit.failure
-    notes = _unsaid(culprit)
+    notes = _process_notes(culprit)
     if culprit.signal == _SIGKILL:
         notes.append(
             f"out of memory (OOM kill on {culprit.node} during this attempt)"
-            if culprit.oom
+            if culprit.is_oom
             else f"not out of memory (no OOM kill on {culprit.node} during this attempt)"
         )
-    if others:
+    if other_failures:
         notes.append(
-            f"after it ended badly: {_with_places([rank for rank in failed if rank is not culprit])}"
+            f"after it ended badly: {_describe_places([rank for rank in failed if rank is not culprit])}"
         )
     if facts.attempt is not None and facts.attempt.call > 1:
         notes.append(
             f"in launcher call {facts.attempt.call}; the next attempt runs the script from its first line"
         )
-    gone = ""
+    early_exit = ""
     if looks_like_victim(culprit) and ended:
         numbers = [rank.rank for rank in ended]
-        gone = f"{named(numbers)} ended with code 0 before the others were done: "
-        notes.append(f"exited with code 0 before it: {named(numbers)}")
+        early_exit = f"{ranks_label(numbers)} ended with code 0 before the others were done: "
+        notes.append(f"exited with code 0 before it: {ranks_label(numbers)}")
         # Where most have ended, the rank that was not done is the culprit.
         blamed = ended if 2 * len(ended) <= len(facts.ranks) else blamed
     waited_for = ""
-    if awaited and facts.attempt is not None:
-        blamed, waited_for = list(awaited), hang_report.who(facts.attempt, awaited)
-    meaning = explain(f"{_said(culprit)}\n{failure.traceback}" if failure else "")
-    notes += [meaning] if meaning else []
-    proof = [*map(Evidence, notes), *(hang_report.uneven(facts) if gone else ()), *_words(culprit)]
+    if awaited_ranks and facts.attempt is not None:
+        blamed, waited_for = list(awaited_ranks), hang_report.describe_culprits(facts.attempt, awaited_ranks)
+    explanation = explain(f"{_message(culprit)}\n{failure.traceback}" if failure else "")
+    notes += [explanation] if explanation else []
+    proof = [
+        *map(Evidence, notes),
+        *(hang_report.uneven_input_evidence(facts) if early_exit else ()),
+        *_output_evidence(culprit),
+    ]
     at = f" at {failure.where}" if failure and failure.where else ""
     what = failure.text if failure and failure.type else f"{_how_it_ended(culprit)}{at}"
     cause, place, frames = _cause(culprit)
-    hopeless = failure is not None and failure.type in HOPELESS and not culprit.steps
-    never = facts.limits is not None and culprit.code in facts.limits.never_on_exit_codes
+    is_unrecoverable = failure is not None and failure.type in UNRECOVERABLE and not culprit.steps
+    is_never_restarted = facts.limits is not None and culprit.code in facts.limits.never_on_exit_codes
     step = facts.attempt.call_step + culprit.steps if facts.attempt and culprit.steps else facts.step
     return facts.verdict_on(
-        kind, f"{gone}rank {culprit.rank} on {culprit.node}: {what}",
-        ranks=tuple(rank.rank for rank in blamed), node=node_of(blamed), proof=tuple(proof),
-        cause=cause, place=place, frames=frames, since_s=culprit.died_at, step=step, retry=not (hopeless or never), culprit=waited_for,
+        kind, f"{early_exit}rank {culprit.rank} on {culprit.node}: {what}",
+        ranks=tuple(rank.rank for rank in blamed), node=common_node(blamed), proof=tuple(proof),
+        cause=cause, place=place, frames=frames, since_s=culprit.died_at, step=step, retry=not (is_unrecoverable or is_never_restarted), culprit=waited_for,
     )  # fmt: skip
 
 
-def _unsaid(rank: RankFacts) -> list[str]:
+def _process_notes(rank: RankFacts) -> list[str]:
     """Return what the head omits: the process, and for an exception how it ended the rank."""
     pid = f"pid {rank.pid}" if rank.pid else ""  # it may end before its start was reported
     if rank.failure is None or not rank.failure.type:
@@ -162,28 +174,28 @@ def _unsaid(rank: RankFacts) -> list[str]:
     return [f"rank {rank.rank} on {rank.node}{f' ({pid})' if pid else ''} {_how_it_ended(rank)}"]
 
 
-def _words(rank: RankFacts) -> list[Evidence]:
+def _output_evidence(rank: RankFacts) -> list[Evidence]:
     """Return the output of a rank that ended badly: its traceback, or the end of its log."""
     failure = rank.failure
     if failure is None:
         return []
     if not failure.type and rank.code and not failure.traceback:
         return [Evidence(f"its log ends with: {failure.message}")]
-    words = []
+    pieces = []
     if not failure.type and failure.message:
-        words.append(Evidence(failure.message, EvidenceKind.OUTPUT))
+        pieces.append(Evidence(failure.message, EvidenceKind.OUTPUT))
     if failure.traceback:
-        words.append(Evidence(failure.traceback, EvidenceKind.TRACEBACK))
-    return words
+        pieces.append(Evidence(failure.traceback, EvidenceKind.TRACEBACK))
+    return pieces
 
 
-def _crash_kind(facts: Facts, rank: RankFacts) -> Kind:
-    text = _said(rank)
-    if _CUDA_OOM.search(text) or text.startswith("MemoryError") or (rank.oom and rank.signal == _SIGKILL):
-        return Kind.OOM
+def _crash_kind(facts: Facts, rank: RankFacts) -> VerdictKind:
+    text = _message(rank)
+    if _CUDA_OOM.search(text) or text.startswith("MemoryError") or (rank.is_oom and rank.signal == _SIGKILL):
+        return VerdictKind.OOM
     if not rank.steps and _RENDEZVOUS.search(text):
-        return Kind.RENDEZVOUS
-    return Kind.CRASH
+        return VerdictKind.RENDEZVOUS
+    return VerdictKind.CRASH
 
 
 def _cause(rank: RankFacts) -> tuple[FailureCause, tuple[str, ...], tuple[Frame, ...]]:
@@ -199,12 +211,14 @@ def _cause(rank: RankFacts) -> tuple[FailureCause, tuple[str, ...], tuple[Frame,
     return FailureCause.EXIT_CODE, (str(rank.code),), ()
 
 
-def _with_places(ranks: Sequence[RankFacts]) -> str:
+def _describe_places(ranks: Sequence[RankFacts]) -> str:
     """Name ranks, those that ended at one place together."""
-    wheres: dict[Frame | None, list[int]] = {}
+    ranks_by_frame: dict[Frame | None, list[int]] = {}
     for rank in ranks:
-        wheres.setdefault(rank.failure.where if rank.failure else None, []).append(rank.rank)
-    return "; ".join(named(numbers) + (f" at {where}" if where else "") for where, numbers in wheres.items())
+        ranks_by_frame.setdefault(rank.failure.where if rank.failure else None, []).append(rank.rank)
+    return "; ".join(
+        ranks_label(numbers) + (f" at {where}" if where else "") for where, numbers in ranks_by_frame.items()
+    )
 
 
 def _how_it_ended(rank: RankFacts) -> str:
@@ -221,22 +235,22 @@ def looks_like_victim(rank: RankFacts) -> bool:
     """Return whether the rank ended as a rank does whose peer is gone."""
     if rank.failure is None or not rank.failure.type:
         return rank.signal == _SIGABRT  # NCCL's watchdog ends a rank whose peers are gone by abort()
-    if _OWN_WAIT.search(_said(rank)) and not _is_of_gang(rank):
+    if _OWN_WAIT.search(_message(rank)) and not _is_gang_error(rank):
         return False
-    return bool(_VICTIM_TYPES.fullmatch(rank.failure.type) and _VICTIM.search(_said(rank)))
+    return bool(_VICTIM_TYPES.fullmatch(rank.failure.type) and _VICTIM.search(_message(rank)))
 
 
-def _is_of_gang(rank: RankFacts) -> bool:
-    return _OF_GANG.search(f"{_said(rank)}\n{_text(rank)}") is not None
+def _is_gang_error(rank: RankFacts) -> bool:
+    return _GANG_ERROR.search(f"{_message(rank)}\n{_log_text(rank)}") is not None
 
 
-def _said(rank: RankFacts) -> str:
+def _message(rank: RankFacts) -> str:
     return f"{rank.failure.type} {rank.failure.message}" if rank.failure else ""
 
 
-def _text(rank: RankFacts) -> str:
+def _log_text(rank: RankFacts) -> str:
     return f"{rank.failure.message}\n{rank.failure.traceback}" if rank.failure else ""
 
 
-def _was_ended(rank: RankFacts) -> bool:
+def _was_terminated(rank: RankFacts) -> bool:
     return rank.signal == _SIGTERM or rank.code == 128 + _SIGTERM

@@ -19,7 +19,7 @@ from orchestrator.brain.diagnosis import inspections, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.collective_counts import CountKey, Tally
 from orchestrator.brain.model.deadlines import Deadlines
-from orchestrator.brain.model.decisions import Decision, FailureCause, Kind, Verdict
+from orchestrator.brain.model.decisions import Decision, FailureCause, Verdict, VerdictKind
 from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.core import observations
@@ -28,10 +28,10 @@ from orchestrator.core.text import ranks_text
 AGREED_MIN = 3
 """The number of steps at which the counts of all members must have been equal, and then unequal."""
 
-LASTS_S = 1.5
+DIFFERENCE_S_MIN = 1.5
 """How long a difference must last in a group that runs a collective in every step."""
 
-LASTS_ASIDE_S = 60.0
+AUXILIARY_DIFFERENCE_S_MIN = 60.0
 """The same in an auxiliary group that does not, such as that of a thread that saves checkpoints: as many steps as usually
 take this long, since pauses do not count. And all members must have run more since then: one that is only late has not."""
 
@@ -52,105 +52,117 @@ class Difference:
     differs: int
     agreed_step: int
     counts: dict[int, int]
-    odd: tuple[int, ...]
+    outliers: tuple[int, ...]
     since_s: float
 
 
 def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Return what follows a difference: an inspection of all ranks, then the verdict or a notice."""
     assert facts.limits is not None
-    difference = find(facts, deadlines) if facts.odd_at and attempt.running_at is not None else None
-    if difference is None or attempt.noticed(d.Topic.DESYNC):
+    difference = (
+        find_difference(facts, deadlines)
+        if facts.counts_differ_since and attempt.running_at is not None
+        else None
+    )
+    if difference is None or attempt.last_notice(d.NoticeTopic.DESYNC):
         return []
     if attempt.inspected_at is None or attempt.inspected_at < difference.since_s:
-        why = f"ranks {ranks_text(difference.odd)} run other collectives than their peers"
-        return inspections.orders(facts, attempt, why, deadlines)
+        why = f"ranks {ranks_text(difference.outliers)} run other collectives than their peers"
+        return inspections.inspect_orders(facts, attempt, why, deadlines)
     if not _is_explained(facts, difference) and not deadlines.passed(
         attempt.inspected_at + inspections.ANSWER_S_MAX
     ):
         return []
     judged = _verdict(facts, difference)
     if facts.limits.on_desync == "notify":
-        return [d.Notice(deadlines.now_s, judged.summary, attempt.number, d.Topic.DESYNC, verdict=judged)]
+        return [
+            d.Notice(deadlines.now_s, judged.summary, attempt.number, d.NoticeTopic.DESYNC, verdict=judged)
+        ]
     return [d.Judge(deadlines.now_s, judged.summary, attempt.number, judged)]
 
 
-def note(
+def record_counts(
     facts: Facts,
     rank: RankFacts,
     groups: tuple[str, ...],
-    marks: tuple[observations.CollectiveCounts, ...],
+    samples: tuple[observations.CollectiveCounts, ...],
     at: float,
 ) -> None:
     """Remember how many collectives of each group a rank had run at some of its steps."""
-    for mark in marks:
+    for mark in samples:
         for key, count in zip(groups, mark.counts, strict=False):
             series = CountKey(key, mark.optimizer)
-            turns = facts.counts_at_steps.setdefault(series, {})
-            if mark.optimizer_step not in turns:
-                turns[mark.optimizer_step] = Tally(mark.step)
-            tally = turns[mark.optimizer_step]
-            if not tally.enter(rank.rank, count, mark.step):
-                facts.odd_at.setdefault(series, at)
-            elif series in facts.odd_at and tally.counts.keys() >= _members(facts, key):
-                del facts.odd_at[series]  # any earlier difference has gone away
-            while len(turns) > STEPS_MAX:
-                del turns[min(turns)]
+            tallies = facts.counts_at_steps.setdefault(series, {})
+            if mark.optimizer_step not in tallies:
+                tallies[mark.optimizer_step] = Tally(mark.step)
+            tally = tallies[mark.optimizer_step]
+            if not tally.add(rank.rank, count, mark.step):
+                facts.counts_differ_since.setdefault(series, at)
+            elif series in facts.counts_differ_since and tally.counts.keys() >= _members(facts, key):
+                del facts.counts_differ_since[series]  # any earlier difference has gone away
+            while len(tallies) > STEPS_MAX:
+                del tallies[min(tallies)]
 
 
-def forget(facts: Facts) -> None:
+def forget_counts(facts: Facts) -> None:
     """Forget all counts: another attempt or another supervisor begins."""
     facts.counts_at_steps.clear()
-    facts.odd_at.clear()
-    facts.mixed.clear()
-    facts.members.clear()
+    facts.counts_differ_since.clear()
+    facts.uncountable_groups.clear()
+    facts.group_members.clear()
 
 
-def find(facts: Facts, deadlines: Deadlines) -> Difference | None:
+def find_difference(facts: Facts, deadlines: Deadlines) -> Difference | None:
     """Return a difference that lasts, or None; when to check again is left in `deadlines`."""
-    usual_s = suspicion.usual_s(facts) or 0.0
-    for series, since_s in facts.odd_at.items():
-        if series.key in facts.mixed:
+    usual_s = suspicion.usual_step_s(facts) or 0.0
+    for series, since_s in facts.counts_differ_since.items():
+        if series.key in facts.uncountable_groups:
             continue
         members = sorted(_members(facts, series.key))
-        turns = {
+        counts_by_step = {
             turn: {rank: tally.counts[rank] for rank in members}
             for turn, tally in sorted(facts.counts_at_steps[series].items())
             if all(rank in tally.counts for rank in members)
         }
-        keys = list(turns)
-        equal = [len(set(counts.values())) == 1 for counts in turns.values()]
+        keys = list(counts_by_step)
+        equal = [len(set(counts.values())) == 1 for counts in counts_by_step.values()]
         agreed = equal.index(False) if False in equal else len(equal)
         if len(members) < 2 or agreed < AGREED_MIN or len(equal) - agreed < AGREED_MIN or any(equal[agreed:]):
             continue
         first, last = keys[agreed], keys[-1]
-        grown = all(turns[last][rank] > turns[first][rank] for rank in members)  # no member is only late
-        if _is_aside(turns, keys[:agreed]) and not (grown and (last - first) * usual_s >= LASTS_ASIDE_S):
+        all_advanced = all(
+            counts_by_step[last][rank] > counts_by_step[first][rank] for rank in members
+        )  # no member is only late
+        if _is_auxiliary(counts_by_step, keys[:agreed]) and not (
+            all_advanced and (last - first) * usual_s >= AUXILIARY_DIFFERENCE_S_MIN
+        ):
             continue
-        if not deadlines.passed(since_s + LASTS_S):
+        if not deadlines.passed(since_s + DIFFERENCE_S_MIN):
             continue
-        before = facts.counts_at_steps[series][keys[agreed - 1]].step
-        counts = turns[last]
-        return Difference(series, keys[agreed - 1], first, before, counts, _odd(counts), since_s)
+        agreed_step = facts.counts_at_steps[series][keys[agreed - 1]].step
+        counts = counts_by_step[last]
+        return Difference(
+            series, keys[agreed - 1], first, agreed_step, counts, _find_outliers(counts), since_s
+        )
     return None
 
 
 def _members(facts: Facts, key: str) -> set[int]:
-    if key not in facts.members:
-        facts.members[key] = {rank.rank for rank in facts.ranks.values() if key in rank.groups}
-    return facts.members[key]
+    if key not in facts.group_members:
+        facts.group_members[key] = {rank.rank for rank in facts.ranks.values() if key in rank.group_keys}
+    return facts.group_members[key]
 
 
-def _is_aside(turns: dict[int, dict[int, int]], agreed: list[int]) -> bool:
+def _is_auxiliary(turns: dict[int, dict[int, int]], agreed: list[int]) -> bool:
     """Return whether there are steps without a collective of the group."""
-    ran = [
+    increments = [
         min(turns[after].values()) - min(turns[before].values())
         for before, after in itertools.pairwise(agreed)
     ]
-    return not all(ran)
+    return not all(increments)
 
 
-def _odd(counts: dict[int, int]) -> tuple[int, ...]:
+def _find_outliers(counts: dict[int, int]) -> tuple[int, ...]:
     """Return the ranks that differ from most; of two equal halves, those that ran fewer."""
     tally = Counter(counts.values())
     most = max(tally, key=lambda count: (tally[count], count))
@@ -169,42 +181,58 @@ def _is_explained(facts: Facts, difference: Difference) -> bool:
 def _verdict(facts: Facts, difference: Difference) -> Verdict:
     assert facts.limits is not None and facts.attempt is not None
     base = facts.attempt.call_step
-    usual = max(count for rank, count in difference.counts.items() if rank not in difference.odd)
-    began = base + _began(facts, difference)
-    odd = [facts.ranks[rank] for rank in difference.odd]
-    lines = [_said(rank, difference.counts[rank.rank] - usual) for rank in odd]
-    others = [rank for rank in difference.counts if rank not in difference.odd]
-    name = _name(facts, difference)
-    culprit = f"{'; '.join(lines)} than ranks {ranks_text(others)} in {name}, from step {began:,} on"
-    counts = ", ".join(f"rank {rank}: {count:,}" for rank, count in sorted(difference.counts.items()))
-    known = f"collectives of {name} by now: {counts}; equal up to step {base + difference.agreed_step:,}"
-    proof = [
-        d.Evidence(known),
-        *(piece for rank in sorted(difference.counts) for piece in _around(facts, facts.ranks[rank])),
-    ]
-    summary = (
-        f"{lines[0]} than its peers from step {began:,} on, so their gradients come from different batches"
+    majority_count = max(
+        count for rank, count in difference.counts.items() if rank not in difference.outliers
     )
+    first_step = base + _first_differing_step(facts, difference)
+    outliers = [facts.ranks[rank] for rank in difference.outliers]
+    outlier_texts = [
+        _describe_outlier(rank, difference.counts[rank.rank] - majority_count) for rank in outliers
+    ]
+    others = [rank for rank in difference.counts if rank not in difference.outliers]
+    name = _group_name(facts, difference)
+    culprit = (
+        f"{'; '.join(outlier_texts)} than ranks {ranks_text(others)} in {name}, from step {first_step:,} on"
+    )
+    counts = ", ".join(f"rank {rank}: {count:,}" for rank, count in sorted(difference.counts.items()))
+    counts_text = (
+        f"collectives of {name} by now: {counts}; equal up to step {base + difference.agreed_step:,}"
+    )
+    proof = [
+        d.Evidence(counts_text),
+        *(
+            piece
+            for rank in sorted(difference.counts)
+            for piece in _context_evidence(facts, facts.ranks[rank])
+        ),
+    ]
+    summary = f"{outlier_texts[0]} than its peers from step {first_step:,} on, so their gradients come from different batches"
     return facts.verdict_on(
-        Kind.DESYNC, summary, ranks=difference.odd, node=odd[0].node, culprit=culprit, proof=tuple(proof),
-        cause=FailureCause.COUNTS, place=(ranks_text(difference.odd),), step=began, since_s=difference.since_s, retry=False,
+        VerdictKind.DESYNC, summary, ranks=difference.outliers, node=outliers[0].node, culprit=culprit, proof=tuple(proof),
+        cause=FailureCause.COUNTS, place=(ranks_text(difference.outliers),), step=first_step, since_s=difference.since_s, retry=False,
     )  # fmt: skip
 
 
-def _said(rank: RankFacts, by: int) -> str:
+def _describe_outlier(rank: RankFacts, by: int) -> str:
     more = "more" if by > 0 else "fewer"
     noun = "collective" if abs(by) == 1 else "collectives"
     return f"rank {rank.rank} on {rank.node} entered {abs(by)} {noun} {more}"
 
 
-def _began(facts: Facts, difference: Difference) -> int:
+def _first_differing_step(facts: Facts, difference: Difference) -> int:
     """Return the first step, of the attempt's own, in which an odd rank's counts grew differently from its peers'."""
     changes = {rank: _changes(facts.ranks[rank], difference) for rank in difference.counts}
-    usual = set.intersection(
-        *(set(changes[rank]) for rank in difference.counts if rank not in difference.odd)
+    common_changes = set.intersection(
+        *(set(changes[rank]) for rank in difference.counts if rank not in difference.outliers)
     )
-    own = sorted(turn for rank in difference.odd for turn in changes[rank].keys() ^ usual)
-    steps = [turns[own[0]] for turns in changes.values() if own and own[0] in turns]
+    differing_steps = sorted(
+        turn for rank in difference.outliers for turn in changes[rank].keys() ^ common_changes
+    )
+    steps = [
+        turns[differing_steps[0]]
+        for turns in changes.values()
+        if differing_steps and differing_steps[0] in turns
+    ]
     return min(steps, default=difference.agreed_step + 1)
 
 
@@ -223,7 +251,7 @@ def _changes(rank: RankFacts, difference: Difference) -> dict[int, int]:
     }
 
 
-def _name(facts: Facts, difference: Difference) -> str:
+def _group_name(facts: Facts, difference: Difference) -> str:
     """Return the group's name, from the last collectives that a member was seen in."""
     for rank in difference.counts:
         inspection = facts.ranks[rank].inspection
@@ -233,7 +261,7 @@ def _name(facts: Facts, difference: Difference) -> str:
     return f"the group of ranks {ranks_text(difference.counts)}"
 
 
-def _around(facts: Facts, rank: RankFacts) -> list[d.Evidence]:
+def _context_evidence(facts: Facts, rank: RankFacts) -> list[d.Evidence]:
     if rank.inspection is None:
         return []
     last = ", ".join(

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 from orchestrator.brain.diagnosis import crash, divergence, hang, node_lost
 from orchestrator.brain.model.deadlines import Deadlines
-from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCause, Kind, Verdict
+from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCause, Verdict, VerdictKind
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts
 from orchestrator.brain.scheduling import allocation, launch_calls, placement, rendezvous
-from orchestrator.brain.scheduling.repeated_failure import recognise
-from orchestrator.core.text import with_remedy
+from orchestrator.brain.scheduling.repeated_failure import mark_repeated
+from orchestrator.core.text import what_and_fix
 
 
 def diagnose(facts: Facts, deadlines: Deadlines) -> Verdict | None:
@@ -24,28 +24,28 @@ def diagnose(facts: Facts, deadlines: Deadlines) -> Verdict | None:
     attempt = facts.attempt
     if attempt is None or attempt.phase is Phase.STOP:
         return None
-    questions: tuple[Callable[[Facts, AttemptFacts, Deadlines], Verdict | None], ...] = (
+    checks: tuple[Callable[[Facts, AttemptFacts, Deadlines], Verdict | None], ...] = (
         allocation.verdict,
-        _out_of_time,
-        _cannot_launch,
+        _time_limit_verdict,
+        _launch_verdict,
         placement.verdict,
-        placement.queued_too_long,
+        placement.queue_timeout_verdict,
         rendezvous.verdict,
         crash.judge,
         launch_calls.verdict,
         node_lost.judge,
-        _start_took_too_long,
+        _start_timeout_verdict,
         divergence.judge,
         hang.judge,
     )
-    for question in questions:
+    for question in checks:
         judged = question(facts, attempt, deadlines)
         if judged is not None:
-            return recognise(facts, attempt, judged)
+            return mark_repeated(facts, attempt, judged)
     return None
 
 
-def _out_of_time(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
+def _time_limit_verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     limits = facts.limits
     if limits is None or limits.time_limit_s is None or facts.run_began_at is None:
         return None
@@ -53,46 +53,46 @@ def _out_of_time(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> V
         return None
     summary = f"the job's time limit of {limits.time_limit_s:g} s has passed"
     return facts.verdict_on(
-        Kind.TIME_LIMIT, summary, retry=False, since_s=facts.run_began_at + limits.time_limit_s
+        VerdictKind.TIME_LIMIT, summary, retry=False, since_s=facts.run_began_at + limits.time_limit_s
     )
 
 
-def _cannot_launch(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
+def _launch_verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     for node in facts.gang:
         if node.setup_failure is not None:
             reason, tail = node.setup_failure.reason, node.setup_failure.tail
             retry, fix = not node.setup_failure.is_final, node.setup_failure.fix
             output = (Evidence(tail, EvidenceKind.OUTPUT),) if tail else ()
             return facts.verdict_on(
-                Kind.LAUNCH, f"{node.name}: {reason}", node=node.name, proof=(*((Evidence("another attempt would end in the same way", fix=fix),) if fix else ()), *output),
+                VerdictKind.LAUNCH, f"{node.name}: {reason}", node=node.name, proof=(*((Evidence("another attempt would end in the same way", fix=fix),) if fix else ()), *output),
                 cause=FailureCause.SETUP, place=(reason,), since_s=node.contact_at, retry=retry,
             )  # fmt: skip
-        if node.hopeless and facts.pool is None and (fault := node.launch_fault):
+        if node.is_unlaunchable and facts.pool is None and (fault := node.launch_fault):
             head = f"{node.name}: its agent could not be started, {node.launch_failures} times"
             proof = (Evidence(fault.what, fix=fault.fix),)
             return facts.verdict_on(
-                Kind.LAUNCH, head, node=node.name, proof=proof, end=f": {with_remedy(fault)}", retry=False,
+                VerdictKind.LAUNCH, head, node=node.name, proof=proof, end=f": {what_and_fix(fault)}", retry=False,
                 since_s=attempt.began_at,
             )  # fmt: skip
     return None
 
 
-def _start_took_too_long(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
+def _start_timeout_verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     if attempt.running_at is not None or placement.is_queued(facts):
         return None
     assert facts.limits is not None
     since_s = max(attempt.watched_at, attempt.queued_at, attempt.call_at)
     if not deadlines.passed(since_s + facts.limits.start_timeout_s):
         return None
-    unstarted = [node for node in facts.gang or facts.nodes.values() if node.started < attempt.number]
+    unstarted = [node for node in facts.gang or facts.nodes.values() if node.started_attempt < attempt.number]
     unstarted.sort(key=lambda node: _is_ready(node, attempt))  # those that are ready wait for the others
     missing = [_stage(node, attempt) for node in unstarted]
     head = f"not all ranks were started within {facts.limits.start_timeout_s:g} s"
     late = [node for node in unstarted if not _is_ready(node, attempt)]
     is_one_of_several = len(late) == 1 < len(facts.gang)
-    alone = late[0].name if is_one_of_several and late[0].agent_state is AgentState.UP else ""
+    only_late_node = late[0].name if is_one_of_several and late[0].agent_state is AgentState.UP else ""
     return facts.verdict_on(
-        Kind.START_TIMEOUT, head, node=alone, proof=tuple(missing), since_s=attempt.began_at,
+        VerdictKind.START_TIMEOUT, head, node=only_late_node, proof=tuple(missing), since_s=attempt.began_at,
         end=f"; {missing[0]}",
     )  # fmt: skip
 
@@ -107,4 +107,4 @@ def _stage(node: NodeFacts, attempt: AttemptFacts) -> Evidence:
 
 
 def _is_ready(node: NodeFacts, attempt: AttemptFacts) -> bool:
-    return node.agent_state is AgentState.UP and node.ready == attempt.number
+    return node.agent_state is AgentState.UP and node.ready_attempt == attempt.number

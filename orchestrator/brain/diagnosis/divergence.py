@@ -12,7 +12,7 @@ from __future__ import annotations
 from itertools import islice
 
 from orchestrator.brain.model.deadlines import Deadlines
-from orchestrator.brain.model.decisions import Evidence, Kind, Verdict
+from orchestrator.brain.model.decisions import Evidence, Verdict, VerdictKind
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.rank_facts import RankFacts
 
@@ -37,8 +37,8 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
     if rank.finite_loss is None and attempt.resume is None:
         proof.append(Evidence("no loss of it was finite, from the first step on"))
         retry = False
-    for past in (past for past in facts.past if past.number > facts.resumed_after):
-        is_same = past.verdict is not None and past.verdict.kind is Kind.DIVERGED
+    for past in (past for past in facts.past_attempts if past.number > facts.resumed_after):
+        is_same = past.verdict is not None and past.verdict.kind is VerdictKind.DIVERGED
         if is_same and rank.finite_loss is not None and sound <= (past.failed_step or 0):
             proof.append(
                 Evidence(
@@ -47,7 +47,7 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
             )
             retry = False
     return facts.verdict_on(
-        Kind.DIVERGED, f"rank {rank.rank} on {rank.node}: the loss is {loss}{before}", ranks=(rank.rank,),
+        VerdictKind.DIVERGED, f"rank {rank.rank} on {rank.node}: the loss is {loss}{before}", ranks=(rank.rank,),
         node=rank.node, proof=tuple(proof), retry=retry,
     )  # fmt: skip
 

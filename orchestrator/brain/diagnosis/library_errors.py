@@ -40,14 +40,14 @@ _CUDA_GONE = re.compile(
 def explain(text: str) -> str:
     """Return in one sentence what a library's message means; empty for any other text."""
     tail = text[-TEXT_CHARS_MAX:]
-    for pattern, said in _MEANINGS:
-        found = pattern.search(tail)
-        if found is not None:
-            return said(found)
+    for pattern, to_text in _MEANINGS:
+        match = pattern.search(tail)
+        if match is not None:
+            return to_text(match)
     return ""
 
 
-def gave_up(text: str) -> bool:
+def is_timeout(text: str) -> bool:
     """Return whether a library's own time limit has ended a rank that waited for others."""
     return any(pattern.search(text[-TEXT_CHARS_MAX:]) for pattern in (_WATCHDOG, _GLOO, _STORE_KEY))
 
@@ -57,61 +57,61 @@ def is_mismatch(text: str) -> bool:
     return _MISMATCH.search(text[-TEXT_CHARS_MAX:]) is not None
 
 
-def _watchdog(found: re.Match[str]) -> str:
-    what, limit = found["what"].lower(), _limit(found["limit_ms"])
+def _watchdog(match: re.Match[str]) -> str:
+    what, limit = match["what"].lower(), _limit(match["limit_ms"])
     return (
-        f"NCCL gave up {what} #{int(found['number']):,}{limit}: this rank waited in it, and is a victim; the culprit is a "
+        f"NCCL gave up {what} #{int(match['number']):,}{limit}: this rank waited in it, and is a victim; the culprit is a "
         "rank that never entered it, or a link between GPUs that went dead"
     )
 
 
-def _gloo(found: re.Match[str]) -> str:
-    way = "data from" if found["what"] == "recv" else "a connection to"
+def _gloo(match: re.Match[str]) -> str:
+    way = "data from" if match["what"] == "recv" else "a connection to"
     return (
-        f"gloo gave up waiting for {way} another rank{_limit(found['limit_ms'])}: this rank is the victim of one that "
+        f"gloo gave up waiting for {way} another rank{_limit(match['limit_ms'])}: this rank is the victim of one that "
         "did not take part, or of the network between them"
     )
 
 
-def _mismatch(found: re.Match[str]) -> str:
+def _mismatch(match: re.Match[str]) -> str:
     return (
-        f"gloo received {int(found['sent']):,} bytes where {int(found['wanted']):,} were expected, and aborted this rank: "
+        f"gloo received {int(match['sent']):,} bytes where {int(match['wanted']):,} were expected, and aborted this rank: "
         "ranks have entered different collectives, or the same with different shapes, and any of them may be at fault"
     )
 
 
-def _store_join(found: re.Match[str]) -> str:
-    missing = int(found["all"]) - int(found["came"])
+def _store_join(match: re.Match[str]) -> str:
+    missing = int(match["all"]) - int(match["came"])
     return (
-        f"only {found['came']} of {found['all']} ranks connected to the store within {found['limit_s']} s: {missing} never "
+        f"only {match['came']} of {match['all']} ranks connected to the store within {match['limit_s']} s: {missing} never "
         "called init_process_group, or could not reach MASTER_ADDR and MASTER_PORT"
     )
 
 
-def _store_key(found: re.Match[str]) -> str:
+def _store_key(match: re.Match[str]) -> str:
     return (
-        f"a rank waited{_limit(found['limit_ms'], ' ')} for another to write {found['keys'][:100]} into the store: the other "
+        f"a rank waited{_limit(match['limit_ms'], ' ')} for another to write {match['keys'][:100]} into the store: the other "
         "rank did not reach the same place in the script"
     )
 
 
-def _store_client(found: re.Match[str]) -> str:
+def _store_client(match: re.Match[str]) -> str:
     return (
-        f"this rank could not reach the store at {found['address']}, port {found['port']}: check its MASTER_ADDR and MASTER_PORT, and "
+        f"this rank could not reach the store at {match['address']}, port {match['port']}: check its MASTER_ADDR and MASTER_PORT, and "
         "the network between it and the first node"
     )
 
 
-def _monitored(found: re.Match[str]) -> str:
-    ranks = ", ".join(found["ranks"].replace(",", " ").split())
-    return f"monitored_barrier names the culprits itself: ranks {ranks} did not arrive{_limit(found['limit_ms'])}"
+def _monitored(match: re.Match[str]) -> str:
+    ranks = ", ".join(match["ranks"].replace(",", " ").split())
+    return f"monitored_barrier names the culprits itself: ranks {ranks} did not arrive{_limit(match['limit_ms'])}"
 
 
-def _limit(limit_ms: str | None, word: str = " after ") -> str:
-    return f"{word}{int(limit_ms) / 1000:g} s" if limit_ms else ""
+def _limit(limit_ms: str | None, prefix: str = " after ") -> str:
+    return f"{prefix}{int(limit_ms) / 1000:g} s" if limit_ms else ""
 
 
-def _always(sentence: str) -> Callable[[re.Match[str]], str]:
+def _constant(sentence: str) -> Callable[[re.Match[str]], str]:
     return lambda found: sentence
 
 
@@ -124,7 +124,7 @@ _MEANINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = 
     (_MISMATCH, _mismatch),
     (
         _GLOO_GONE,
-        _always(
+        _constant(
             "gloo lost its connection to another rank: its process ended or the network broke, and this rank is the victim"
         ),
     ),
@@ -133,55 +133,55 @@ _MEANINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = 
     (_STORE_CLIENT, _store_client),
     (
         _NO_GPU,
-        _always(
+        _constant(
             "the script chose NCCL, and the rank has no GPU: let it choose gloo; RANK is set for a single rank too, as by "
             "torchrun; without it: `command: env -u RANK -u WORLD_SIZE -u LOCAL_RANK python3 train.py`"
         ),
     ),
     (
         _SHARED_GPU,
-        _always(f"two ranks of one host use the same GPU: {_BY_LOCAL_RANK}"),
+        _constant(f"two ranks of one host use the same GPU: {_BY_LOCAL_RANK}"),
     ),
     (
         _NO_SUCH_GPU,
-        _always(f"the script chose a GPU that its rank does not have: {_BY_LOCAL_RANK}"),
+        _constant(f"the script chose a GPU that its rank does not have: {_BY_LOCAL_RANK}"),
     ),
     (
         _NO_PROMPT,
-        _always(
+        _constant(
             "the script calls breakpoint() or pdb: ranks have no terminal, so the prompt ends at once; remove the call, or "
             "set PYTHONBREAKPOINT=0"
         ),
     ),
     (
         _SHM,
-        _always(
+        _constant(
             "workers of a DataLoader hand batches over in /dev/shm: enlarge it (in a container: --shm-size=8g), or use "
             "num_workers=0"
         ),
     ),
     (
         _CUDA_GONE,
-        _always(
+        _constant(
             "a kernel on this rank's GPU failed, and CUDA reports it late: CUDA_LAUNCH_BLOCKING=1 shows the true line"
         ),
     ),
     (
         _REMOTE,
-        _always(
+        _constant(
             "NCCL lost a peer: its process ended or the network broke, and this rank is the victim of it"
         ),
     ),
     (
         _SYSTEM,
-        _always(
+        _constant(
             "NCCL failed in a system call, mostly on sockets or shared memory: the rank's nccl.log in the "
             "evidence folder names it, or with NCCL_DEBUG its log; check /dev/shm, the limit of locked memory, and NCCL_SOCKET_IFNAME"
         ),
     ),
     (
         _HEARTBEAT,
-        _always(
+        _constant(
             "NCCL's own watchdog thread was stuck and ended the process: it was blocked in CUDA or by Python's lock"
         ),
     ),

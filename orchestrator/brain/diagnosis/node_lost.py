@@ -9,30 +9,32 @@ certainly stopped its ranks. Before its ranks were started, a placed host of a p
 from __future__ import annotations
 
 from orchestrator.brain.model.deadlines import Deadlines
-from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCause, Kind, Verdict
+from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCause, Verdict, VerdictKind
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts
 from orchestrator.brain.scheduling import allocation, fence
 from orchestrator.core.errors import Fault
-from orchestrator.core.text import named
+from orchestrator.core.text import ranks_label
 
 
 def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Return the verdict on a node that is lost, or None; deadlines still ahead are left in `deadlines`."""
     for node in facts.nodes.values():
-        if node.lost is not None and not allocation.may_be_taken(facts, node.lost.at, deadlines):
-            return verdict(facts, node, node.lost.how)
+        if node.agent_loss is not None and not allocation.may_be_queue_action(
+            facts, node.agent_loss.at, deadlines
+        ):
+            return lost_verdict(facts, node, node.agent_loss.reason)
     if attempt.phase is not Phase.RUN:
         return _lost_before_start(facts, attempt, deadlines)
     stepped_at = facts.stepped_at
     for node in facts.nodes.values():
         if (
             node.agent_state in (AgentState.UP, AgentState.SILENT)
-            and facts.unfinished(node)
+            and facts.is_unfinished(node)
             and _is_silent_too_long(facts, node, stepped_at, deadlines)
         ):
             silent_s = deadlines.now_s - node.contact_at
-            return verdict(facts, node, f"no heartbeat for {silent_s:.0f} s, and no rank is stepping")
+            return lost_verdict(facts, node, f"no heartbeat for {silent_s:.0f} s, and no rank is stepping")
     return None
 
 
@@ -45,31 +47,31 @@ def _lost_before_start(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines
         if node.agent_state is AgentState.ABSENT:
             fault = node.launch_fault or Fault(node.name, "")
             reason = f": {fault.what}" if fault.what else ""
-            return verdict(
+            return lost_verdict(
                 facts, node, f"its agent was lost before its ranks were started{reason}", fault.fix
             )
         if node.agent_state is AgentState.SILENT and deadlines.passed(
             node.contact_at + facts.limits.node_timeout_s
         ):
             silent_s = deadlines.now_s - node.contact_at
-            return verdict(facts, node, f"no heartbeat for {silent_s:.0f} s before its ranks started")
+            return lost_verdict(facts, node, f"no heartbeat for {silent_s:.0f} s before its ranks started")
     return None
 
 
 def _is_silent_too_long(facts: Facts, node: NodeFacts, stepped_at: float, deadlines: Deadlines) -> bool:
-    if fence.is_seen_over(facts, node, deadlines):
+    if fence.is_proven_over(facts, node, deadlines):
         return True
-    return deadlines.passed(max(node.contact_at, stepped_at) + fence.silent_s(facts, node))
+    return deadlines.passed(max(node.contact_at, stepped_at) + fence.silence_s_max(facts, node))
 
 
-def verdict(facts: Facts, node: NodeFacts, how: str, fix: str = "") -> Verdict:
+def lost_verdict(facts: Facts, node: NodeFacts, how: str, fix: str = "") -> Verdict:
     """Return the verdict that a node is lost; ranks of others that ended badly are its victims."""
     victims = [rank.rank for rank in facts.ranks.values() if rank.failed]
     proof = [Evidence(how, EvidenceKind.SUMMARY, node.name, fix)]
     if victims:
-        proof.append(Evidence(f"its victims: {named(victims)}"))
+        proof.append(Evidence(f"its victims: {ranks_label(victims)}"))
     return facts.verdict_on(
-        Kind.NODE_LOST, f"{node.name} ({named(node.ranks)}): {how}", ranks=node.ranks,
+        VerdictKind.NODE_LOST, f"{node.name} ({ranks_label(node.ranks)}): {how}", ranks=node.ranks,
         node=node.name, cause=FailureCause.NODE, place=(node.name,), proof=tuple(proof),
         since_s=max(facts.stepped_at, node.contact_at),
     )  # fmt: skip

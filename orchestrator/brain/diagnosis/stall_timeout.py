@@ -24,20 +24,20 @@ def limit_s(facts: Facts, attempt: AttemptFacts) -> float:
     assert facts.limits is not None
     if facts.limits.hang_timeout_s:
         return facts.limits.hang_timeout_s
-    seen = list(inspections.results(facts, attempt).values())
+    seen = list(inspections.last_inspections(facts, attempt).values())
     waiting = [one for one in seen if one.activity is Activity.WAITING_FOR_RANKS]
     if waiting:
-        return collectives.limit_s(waiting)
+        return collectives.torch_limit_s(waiting)
     are_at_work = all(one.activity in (Activity.SPINNING, Activity.SLEEPING) or one.gpu_use for one in seen)
     return math.inf if are_at_work else IDLE_S_MAX
 
 
 def over_at(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> float:
     """Return when (job clock) the timeout passes if the ranks that are waited for stay where they are."""
-    is_waited_for = any(inspections.waits(attempt, rank) for rank in inspections.living(facts))
-    since_s = suspicion.silent_since(facts, attempt, is_waited_for)
+    is_waited_for = any(inspections.is_waiting(attempt, rank) for rank in inspections.living_ranks(facts))
+    since_s = suspicion.stalled_since(facts, attempt, is_waited_for)
     # Inspections cannot show what was stalled before the first one: the silence that led to it counts, too.
-    silence_s = suspicion.suspect_s(facts) or 0.0
+    silence_s = suspicion.suspicious_silence_s(facts) or 0.0
     for rank in ranks:
         still_s = inspections.still_s(facts, attempt, rank)
         if still_s is not None:

@@ -21,13 +21,13 @@ START_SUSPECT_S = 30.0
 EXIT_SUSPECT_S = 5.0
 """The same once some ranks have ended well: the others have nothing to do but to end."""
 
-USUAL_TIMES = 3.0
+USUAL_STEPS_FACTOR = 3.0
 """The number of usual step times without a sign that is suspicious."""
 
 SUSPECT_S_MIN, SUSPECT_S_MAX = 5.0, 600.0
 """The shortest and the longest silence that is suspicious, whatever the job has shown."""
 
-PUT_OFF_TIMES = 0.2
+DELAY_FACTOR_MAX = 0.2
 """How many times the suspicious silence signs of single ranks can delay an inspection."""
 
 IO_SIGN_BYTES = 64 * 1024
@@ -100,41 +100,41 @@ def is_busy(rank: RankFacts, beat: RankHeartbeat, at: float) -> bool:
 # How long
 
 
-def usual_s(facts: Facts) -> float | None:
+def usual_step_s(facts: Facts) -> float | None:
     """Return the usual time of a step: that of the slowest rank, None before it is known."""
-    if not facts.usual_is_known:
+    if not facts.is_usual_known:
         beats = [rank.beat for rank in facts.ranks.values()]
-        medians = [beat.median_step_s for beat in beats if beat.median_step_s is not None]
-        facts.usual_s, facts.usual_is_known = max(medians, default=None), True
-    return facts.usual_s
+        medians_s = [beat.median_step_s for beat in beats if beat.median_step_s is not None]
+        facts.usual_step_s, facts.is_usual_known = max(medians_s, default=None), True
+    return facts.usual_step_s
 
 
 def has_stepped(facts: Facts) -> bool:
     """Return whether the current attempt has made a step."""
-    return facts.made > 0
+    return facts.steps_made > 0
 
 
-def suspect_s(facts: Facts) -> float | None:
+def suspicious_silence_s(facts: Facts) -> float | None:
     """Return how long a silence must last now to be suspicious, None where none is."""
     assert facts.limits is not None
     if facts.limits.hang_timeout_s is None:
         return None
-    usual = usual_s(facts)
+    usual = usual_step_s(facts)
     if facts.ended_well_at is not None:
-        wanted_s = EXIT_SUSPECT_S
+        silence_s = EXIT_SUSPECT_S
     elif usual is None:
-        wanted_s = START_SUSPECT_S
+        silence_s = START_SUSPECT_S
     else:
-        wanted_s = USUAL_TIMES * usual
-    return min(max(wanted_s, SUSPECT_S_MIN), SUSPECT_S_MAX, facts.limits.hang_timeout_s or SUSPECT_S_MAX)
+        silence_s = USUAL_STEPS_FACTOR * usual
+    return min(max(silence_s, SUSPECT_S_MIN), SUSPECT_S_MAX, facts.limits.hang_timeout_s or SUSPECT_S_MAX)
 
 
-def makes_steps(facts: Facts, rank: RankFacts, now_s: float) -> bool:
+def is_stepping(facts: Facts, rank: RankFacts, now_s: float) -> bool:
     """Return whether a rank is still stepping: its last step is not much older than usual."""
-    return now_s < rank.step_at + max(USUAL_TIMES * (usual_s(facts) or 0.0), SUSPECT_S_MIN)
+    return now_s < rank.step_at + max(USUAL_STEPS_FACTOR * (usual_step_s(facts) or 0.0), SUSPECT_S_MIN)
 
 
-def limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -> float | None:
+def start_limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -> float | None:
     """Return when (job clock) a limit for what comes before the first step is over; None without one, or after it."""
     assert attempt.running_at is not None
     if limit_s is None or has_stepped(facts):
@@ -145,7 +145,7 @@ def limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -> floa
 # Since when
 
 
-def gang_at(facts: Facts, attempt: AttemptFacts) -> float:
+def gang_progress_at(facts: Facts, attempt: AttemptFacts) -> float:
     """Return when (job clock) the gang last made progress as a whole. Time without a supervisor does not count,
     and a rank that ends well counts as a step."""
     return max(attempt.running_at or 0.0, attempt.watched_at, facts.stepped_at, facts.ended_well_at or 0.0)
@@ -153,19 +153,19 @@ def gang_at(facts: Facts, attempt: AttemptFacts) -> float:
 
 def quiet_since(facts: Facts, attempt: AttemptFacts) -> float:
     """Return since when (job clock) no sign of life delays an inspection."""
-    since_s, silence_s = gang_at(facts, attempt), suspect_s(facts)
+    since_s, silence_s = gang_progress_at(facts, attempt), suspicious_silence_s(facts)
     if silence_s is None:
         return max(since_s, facts.progress_at)
-    return max(since_s, min(facts.progress_at, since_s + PUT_OFF_TIMES * silence_s))
+    return max(since_s, min(facts.progress_at, since_s + DELAY_FACTOR_MAX * silence_s))
 
 
-def silent_since(facts: Facts, attempt: AttemptFacts, is_waited_for: bool) -> float:
+def stalled_since(facts: Facts, attempt: AttemptFacts, is_waited_for: bool) -> float:
     """Return since when (job clock) the gang may be hanging without proof: since the last step. Signs of life of
     single ranks (processor time, log lines, I/O) count as well: where the user has set a time, before the first step; else
     where no rank is seen to wait for others (`is_waited_for`).
     """
     assert facts.limits is not None
-    since_s, is_set = gang_at(facts, attempt), bool(facts.limits.hang_timeout_s)
+    since_s, is_set = gang_progress_at(facts, attempt), bool(facts.limits.hang_timeout_s)
     if has_stepped(facts) if is_set else is_waited_for:
         return since_s
     busy_at = () if is_set else [rank.busy_at for rank in facts.ranks.values()]

@@ -20,17 +20,17 @@ class Tally:
 
     step: int
     counts: dict[int, int] = field(default_factory=dict)
-    ranks_with: dict[int, int] = field(default_factory=dict)
+    ranks_per_count: dict[int, int] = field(default_factory=dict)
 
-    def enter(self, rank: int, count: int, step: int) -> bool:
+    def add(self, rank: int, count: int, step: int) -> bool:
         """Add a rank's count; return whether all earlier counts are equal to it."""
-        ranks_with, before = self.ranks_with, self.counts.get(rank)
-        equal = not ranks_with or (len(ranks_with) == 1 and count in ranks_with)
-        if before is not None:
-            ranks_with[before] -= 1
-            if not ranks_with[before]:
-                del ranks_with[before]
+        ranks_per_count, previous_count = self.ranks_per_count, self.counts.get(rank)
+        are_equal = not ranks_per_count or (len(ranks_per_count) == 1 and count in ranks_per_count)
+        if previous_count is not None:
+            ranks_per_count[previous_count] -= 1
+            if not ranks_per_count[previous_count]:
+                del ranks_per_count[previous_count]
         self.counts[rank] = count
-        ranks_with[count] = ranks_with.get(count, 0) + 1
+        ranks_per_count[count] = ranks_per_count.get(count, 0) + 1
         self.step = min(self.step, step)
-        return equal
+        return are_equal

@@ -6,14 +6,14 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from orchestrator.core.checkpoints.choice import Checkpoint, Passed
-from orchestrator.core.planned import Gang
-from orchestrator.core.shown import Frame
-from orchestrator.core.text import sentence
+from orchestrator.core.checkpoints.resume_choice import Checkpoint, SkippedCheckpoint
+from orchestrator.core.plan_types import Gang
+from orchestrator.core.status_types import Frame
+from orchestrator.core.text import one_line_fault
 from orchestrator.core.wire.orders import NodeOrder
 
 
-class Kind(enum.Enum):
+class VerdictKind(enum.Enum):
     """The kinds of verdict, as the contract names them."""
 
     CRASH = "crash"
@@ -31,7 +31,7 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Stamped:
+class _DecisionFields:
     """What each decision has."""
 
     at: float
@@ -39,7 +39,7 @@ class _Stamped:
     attempt: int
 
 
-class Topic(enum.Enum):
+class NoticeTopic(enum.Enum):
     """What a notice is about."""
 
     HANG = "hang"
@@ -83,10 +83,10 @@ class FailureCause(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class FailureSignature:
     """Equal for two failures that a person would call the same. `kind` stays where a verdict becomes `no_progress`."""
 
-    kind: Kind
+    kind: VerdictKind
     cause: FailureCause = FailureCause.OTHER
     place: tuple[str, ...] = ()
     # Where in the program it happened
@@ -126,21 +126,21 @@ class Evidence:
     fix: str = ""
 
     def __str__(self) -> str:
-        return sentence(self.text, self.node, self.fix)
+        return one_line_fault(self.text, self.node, self.fix)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What went wrong in an attempt, whose fault it was, and how that is known."""
 
-    kind: Kind
+    kind: VerdictKind
     # The ranks at fault, and their node; empty where it is none or several.
     ranks: tuple[int, ...]
     node: str
     # One line, but for its end, and what proves it.
     head: str
     proof: tuple[Evidence, ...]
-    signature: Signature
+    signature: FailureSignature
     # The job's optimizer step at which it happened; None when no step was seen.
     step: int | None
     # The job clock at the last sign of progress or the death: `Judge.at - since_s` is the time that detection took.
@@ -151,7 +151,7 @@ class Verdict:
     culprit: str = ""
     waiting: str = ""
     # The stall timeout of a hang without proof; 0 where there is proof.
-    patience_s: float = 0.0
+    stall_timeout_s: float = 0.0
     # The end of the summary, which the evidence repeats.
     end: str = ""
 
@@ -167,15 +167,15 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class BeginAttempt(_Stamped):
+class BeginAttempt(_DecisionFields):
     """Begin an attempt; `passed`: newer checkpoints than `resume`, each with why it is not used."""
 
     resume: Checkpoint | None
-    passed: tuple[Passed, ...] = ()
+    passed_over: tuple[SkippedCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class CompareSave(_Stamped):
+class CompareCheckpoint(_DecisionFields):
     """Close all checkpoints of the attempt, and compare one (0: none) with the ledger; `deep`: all of its bytes.
     `SaveCompared` follows."""
 
@@ -184,7 +184,7 @@ class CompareSave(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
-class DistrustSave(_Stamped):
+class DistrustCheckpoint(_DecisionFields):
     """Distrust a checkpoint that attempts could not resume from."""
 
     save: int
@@ -193,7 +193,7 @@ class DistrustSave(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
-class Launch(_Stamped):
+class Launch(_DecisionFields):
     """Start an agent on a node."""
 
     node: str
@@ -215,31 +215,31 @@ class To:
 
 
 @dataclass(frozen=True, slots=True)
-class Place(_Stamped):
+class Place(_DecisionFields):
     """Give the ranks of an attempt their nodes."""
 
     nodes: Gang
 
 
 @dataclass(frozen=True, slots=True)
-class NextCall(_Stamped):
+class NextCall(_DecisionFields):
     """The scripts of all nodes have reached launcher call `call`: the same gang starts again in the same attempt."""
 
     call: int
 
 
 @dataclass(frozen=True, slots=True)
-class Judge(_Stamped):
+class Judge(_DecisionFields):
     """The verdict on an attempt; its ranks are to be stopped."""
 
     verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Notice(_Stamped):
+class Notice(_DecisionFields):
     """Something that a person should know; it does not affect the attempt."""
 
-    topic: Topic
+    topic: NoticeTopic
     # Which of several things of one topic it is: a rank, a place.
     key: str = ""
     fix: str = ""
@@ -249,7 +249,7 @@ class Notice(_Stamped):
     withdrawn: bool = False
 
 
-class Ending(enum.Enum):
+class AttemptEnd(enum.Enum):
     """How an attempt ends without a verdict."""
 
     DONE = "done"  # every rank ended well
@@ -258,19 +258,19 @@ class Ending(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finish(_Stamped):
+class Finish(_DecisionFields):
     """The attempt is over without a verdict."""
 
-    ending: Ending = Ending.DONE
+    ending: AttemptEnd = AttemptEnd.DONE
 
 
 @dataclass(frozen=True, slots=True)
-class EndJob(_Stamped):
+class EndJob(_DecisionFields):
     end: JobEnd
 
 
 @dataclass(frozen=True, slots=True)
-class Requeue(_Stamped):
+class Requeue(_DecisionFields):
     """Give the allocation back and wait in the queue for another one, under the same id.
 
     `avoid`: nodes that cannot be used, each with its reason.
@@ -281,8 +281,8 @@ class Requeue(_Stamped):
 
 Decision: TypeAlias = (
     BeginAttempt
-    | CompareSave
-    | DistrustSave
+    | CompareCheckpoint
+    | DistrustCheckpoint
     | Launch
     | To
     | Place

@@ -5,36 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias, TypeGuard
 
-from orchestrator.core.checkpoints.save import Save
-from orchestrator.core.observations import RankSeen, Retryable
-from orchestrator.core.planned import Limits, PlannedNode, PlannedPool
-from orchestrator.core.shown import Cause
+from orchestrator.core.checkpoints.checkpoint import CheckpointRecord
+from orchestrator.core.observations import ReportedRank, Retryable
+from orchestrator.core.plan_types import Limits, PlannedNode, PlannedPool
+from orchestrator.core.status_types import AllocationEndCause
 from orchestrator.core.wire.reports import Heartbeat, NodeReport
 
 
 @dataclass(frozen=True, slots=True)
-class _Stamped:
+class _EventFields:
     """What each event has."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class _AboutNode(_Stamped):
+class _AboutNode(_EventFields):
     """When the supervisor learned something, and of which node."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Requested(_Stamped):
+class _Requested(_EventFields):
     """When a request was read, and its number in the job folder."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True)
-class Planned(_Stamped):
+class Planned(_EventFields):
     """The plan: always the first event, and again when a resume changed it.
 
     With a pool, nodes have no ranks yet: `Place` gives them some in each attempt.
@@ -46,7 +46,7 @@ class Planned(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisorStarted(_Stamped):
+class SupervisorStarted(_EventFields):
     """A supervisor took the lock. It has no contact yet, so earlier silence does not count."""
 
     pid: int
@@ -61,7 +61,7 @@ class AgentUp(_AboutNode):
     ready: int
     address: str
     port: int
-    ranks: tuple[RankSeen, ...]
+    ranks: tuple[ReportedRank, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class LaunchFailed(_AboutNode):
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSeen(_Stamped):
+class QueueSeen(_EventFields):
     """Which earlier jobs of this submit machine wait for the same hosts; one event for each change."""
 
     ahead: tuple[str, ...]
@@ -112,14 +112,14 @@ def is_heartbeat(news: object) -> TypeGuard[FromNode]:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveChanged(_Stamped):
+class CheckpointChanged(_EventFields):
     """A checkpoint is new in the ledger, or its state has changed. Its files stay in the ledger."""
 
-    save: Save
+    save: CheckpointRecord
 
 
 @dataclass(frozen=True, slots=True)
-class SaveCompared(_Stamped):
+class CheckpointCompared(_EventFields):
     """The answer to `CompareSave`; `fault`: how the checkpoint differs from the ledger, empty if it does not. A
     `SaveChanged` comes before it."""
 
@@ -129,7 +129,7 @@ class SaveCompared(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
-class BeganElsewhere(_Stamped):
+class ResumedElsewhere(_EventFields):
     """A checkpoint of an attempt shows that its script began at step `step`, and not from the checkpoint that it was given."""
 
     attempt: int
@@ -140,7 +140,7 @@ class BeganElsewhere(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRead(_Stamped):
+class CheckpointRead(_EventFields):
     """The checkpoint that the ranks of an attempt had read before their first step. `save`: its number, 0: they had read none,
     but perhaps the file `other`, which no rank of this job had saved."""
 
@@ -150,7 +150,7 @@ class CheckpointRead(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
-class AllocationBegan(_Stamped):
+class AllocationBegan(_EventFields):
     """The queue system gave the job nodes; an allocation before it is over. `allocation`: Slurm's id of the job and
     how often it was requeued, `1234.0`."""
 
@@ -158,11 +158,11 @@ class AllocationBegan(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
-class AllocationEnding(_Stamped):
+class AllocationEnding(_EventFields):
     """The nodes will be taken away, at `ends_at` (job clock) if that is known."""
 
     allocation: str
-    cause: Cause
+    cause: AllocationEndCause
     why: str
     ends_at: float | None
 
@@ -173,7 +173,7 @@ class AllocationEnded(_Requested):
     job is no longer in any queue."""
 
     allocation: str
-    cause: Cause
+    cause: AllocationEndCause
     why: str
 
 
@@ -208,9 +208,9 @@ Event: TypeAlias = (
     | LaunchFailed
     | QueueSeen
     | FromNode
-    | SaveChanged
-    | SaveCompared
-    | BeganElsewhere
+    | CheckpointChanged
+    | CheckpointCompared
+    | ResumedElsewhere
     | CheckpointRead
     | AllocationBegan
     | AllocationEnding

@@ -15,10 +15,16 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.collective_counts import CountKey, Tally
 from orchestrator.brain.model.node_facts import NodeFacts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
-from orchestrator.core.checkpoints.choice import Checkpoint, Choice, Passed, Pin, choose
-from orchestrator.core.checkpoints.save import Save
-from orchestrator.core.planned import Limits, PlannedPool, QueueTerms
-from orchestrator.core.shown import Cause, Frame
+from orchestrator.core.checkpoints.checkpoint import CheckpointRecord
+from orchestrator.core.checkpoints.resume_choice import (
+    Checkpoint,
+    ResumeChoice,
+    ResumeOverride,
+    SkippedCheckpoint,
+    choose_checkpoint,
+)
+from orchestrator.core.plan_types import Limits, PlannedPool, QueueTerms
+from orchestrator.core.status_types import AllocationEndCause, Frame
 
 News: TypeAlias = "e.Event | d.Decision"
 
@@ -39,14 +45,14 @@ class JobGoal(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class OtherBeginning:
+class ActualResume:
     """A script did not resume from the checkpoint that it was given, but began at step `step`: it had read checkpoint `read`
     (0: none), or checkpoint `main` shows that, which it wrote after `steps` steps of its own."""
 
     step: int
     main: str = ""
     steps: int = 0
-    read: int | None = None
+    checkpoint_read: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,7 @@ class AllocationLoss:
 
     at: float
     allocation: str
-    cause: Cause
+    cause: AllocationEndCause
     why: str
     node: str
 
@@ -83,50 +89,53 @@ class AttemptFacts:
     # The last inspection that was ordered, when, and which one it was in its silence.
     inspection: int = 0
     inspected_at: float | None = None
-    round: int = 0
+    inspections_in_silence: int = 0
     # Newer checkpoints than `resume`, each with why the attempt did not resume from it.
-    passed: tuple[Passed, ...] = ()
+    passed_over: tuple[SkippedCheckpoint, ...] = ()
     # Notices given: the last one of each topic and key.
     notices: list[d.Notice] = field(default_factory=list)
 
     # How it ended: the verdict, its own steps up to the failure, and since when its ranks are being stopped.
     verdict: d.Verdict | None = None
     judged_at: float = 0.0
-    failed_count: int | None = None
+    own_steps_at_failure: int | None = None
     # Of one that diverged: the job's last step whose weights are known to give a finite loss.
     sound_step: int | None = None
     stop_at: float | None = None
-    restart_asked: bool = False
+    restart_requested: bool = False
     # How its nodes were taken away before it was judged, and since when another allocation has replaced its own.
     allocation_loss: AllocationLoss | None = None
     allocation_lost_at: float | None = None
 
     # Whether it wrote a newer checkpoint, and began from the one it was given, by what it read or its checkpoints state; or where else.
-    checkpointed: bool = False
-    resumes: bool = False
-    began: OtherBeginning | None = None
+    wrote_newer_checkpoint: bool = False
+    began_from_checkpoint: bool = False
+    actual_resume: ActualResume | None = None
     # How the step in a checkpoint and the counted step differ, as a sentence.
-    differing: str = ""
+    step_mismatch: str = ""
     # After its end: when a comparison was ordered, of which checkpoint, and the last one that was compared.
-    compare_at: float | None = None
-    comparing: int = 0
-    compared: int | None = None
+    compare_ordered_at: float | None = None
+    checkpoint_to_compare: int = 0
+    compared_checkpoint: int | None = None
 
     @property
-    def lost_its_nodes(self) -> bool:
+    def is_preempted(self) -> bool:
         """Whether it ended because its nodes are taken away."""
-        return self.verdict is not None and self.verdict.kind in (d.Kind.PREEMPTED, d.Kind.TIME_LIMIT)
+        return self.verdict is not None and self.verdict.kind in (
+            d.VerdictKind.PREEMPTED,
+            d.VerdictKind.TIME_LIMIT,
+        )
 
     @property
-    def is_free(self) -> bool:
+    def costs_no_restart(self) -> bool:
         """Whether it costs no restart budget: its nodes were taken away, or the user wanted the restart."""
-        return self.lost_its_nodes or (self.verdict is None and self.restart_asked)
+        return self.is_preempted or (self.verdict is None and self.restart_requested)
 
     @property
     def base_step(self) -> int:
         """The job's step that the attempt started from."""
-        if self.began is not None:
-            return self.began.step
+        if self.actual_resume is not None:
+            return self.actual_resume.step
         return (self.resume.step or 0) if self.resume else 0
 
     @property
@@ -134,13 +143,13 @@ class AttemptFacts:
         """The job's step that the ranks of the present call started from."""
         return self.base_step + self.earlier_steps
 
-    def noticed(self, topic: d.Topic, key: str = "") -> d.Notice | None:
+    def last_notice(self, topic: d.NoticeTopic, key: str = "") -> d.Notice | None:
         """Return the last notice on a topic, also if it was withdrawn."""
         return next((notice for notice in self.notices if (notice.topic, notice.key) == (topic, key)), None)
 
-    def standing(self, topic: d.Topic) -> d.Notice | None:
+    def active_notice(self, topic: d.NoticeTopic) -> d.Notice | None:
         """Return the notice on a topic that holds."""
-        last = self.noticed(topic)
+        last = self.last_notice(topic)
         return None if last is None or last.withdrawn else last
 
     def own_steps(self, verdict: d.Verdict) -> int | None:
@@ -154,7 +163,7 @@ class PastAttempt:
 
     attempt: AttemptFacts
     step: int | None
-    progressed: bool
+    has_progressed: bool
 
     @property
     def number(self) -> int:
@@ -167,7 +176,7 @@ class PastAttempt:
     @property
     def failed_step(self) -> int | None:
         """The job's step at which it failed; not its verdict's step if it was found later to have ignored its checkpoint."""
-        count = self.attempt.failed_count
+        count = self.attempt.own_steps_at_failure
         return None if count is None else self.attempt.base_step + count
 
 
@@ -183,29 +192,29 @@ class Facts:
     ranks: dict[int, RankFacts] = field(default_factory=dict)
     # Of the ranks of the current attempt: the most steps that one has made, when (job clock) one was last seen to make a
     # step, and to give a sign of progress, how many have exited, and when one last ended well.
-    made: int = 0
+    steps_made: int = 0
     stepped_at: float = 0.0
     progress_at: float = 0.0
-    exited: int = 0
+    exited_count: int = 0
     ended_well_at: float | None = None
 
     # What the user wants, and who cancelled the job. Requests are numbers: the last one of all, the last one for an
     # inspection, and the last one for which inspections were ordered. `resumed_after`: the last attempt before the latest
     # resume; failures up to it are forgiven. `resumes`: the attempts that began by a resume.
     goal: JobGoal = JobGoal.RUN
-    cancelled: str = ""
-    requests: int = 0
+    cancel_reason: str = ""
+    last_request: int = 0
     inspect_requested: int = 0
     inspect_answered: int = 0
     resumed_after: int = 0
-    resumes: int = 0
+    resume_count: int = 0
 
     # Attempts. `spent`: restarts without progress; `pause_s`: the longest time between two steps in all attempts.
     attempt: AttemptFacts | None = None
-    past: list[PastAttempt] = field(default_factory=list)
+    past_attempts: list[PastAttempt] = field(default_factory=list)
     best_step: int = 0
-    spent: int = 0
-    pause_s: float = 0.0
+    restarts_spent: int = 0
+    longest_pause_s: float = 0.0
     run_began_at: float | None = None
     end: d.JobEnd | None = None
     end_why: str = ""
@@ -213,51 +222,51 @@ class Facts:
 
     # Hosts of a pool: the nodes of the attempt that was placed last, by rank; earlier jobs that wait for the same hosts;
     # since when busy hosts are tried again.
-    last_places: tuple[str, ...] = ()
-    ahead: tuple[str, ...] = ()
-    round_at: float = 0.0
+    last_hosts: tuple[str, ...] = ()
+    jobs_ahead: tuple[str, ...] = ()
+    busy_round_at: float = 0.0
 
     # Allocations of a queue system: the current one, all of them in order, the announced end of the current one, since when
     # the job waits for another one and why, and the end after which no other one follows.
     allocation: str = ""
     allocations: tuple[str, ...] = ()
-    ending: e.AllocationEnding | None = None
+    allocation_ending: e.AllocationEnding | None = None
     requeued_at: float | None = None
-    requeued: str = ""
-    over: e.AllocationEnded | None = None
+    requeue_reason: str = ""
+    allocation_end: e.AllocationEnded | None = None
 
     # Checkpoints by number, without their pieces; those that persons have named, as long as each holds; and those that were given
     # up since an attempt has got further.
-    saves: dict[int, Save] = field(default_factory=dict)
-    pins: tuple[Pin, ...] = ()
-    doubted: tuple[int, ...] = ()
+    checkpoints: dict[int, CheckpointRecord] = field(default_factory=dict)
+    resume_overrides: tuple[ResumeOverride, ...] = ()
+    distrusted_checkpoints: tuple[int, ...] = ()
 
     # Not journaled, see `desync`: by step of an optimizer and by rank what was run, since when counts differ, and groups
     # whose counts say nothing.
     counts_at_steps: dict[CountKey, dict[int, Tally]] = field(default_factory=dict, compare=False)
-    odd_at: dict[CountKey, float] = field(default_factory=dict, compare=False)
-    mixed: set[str] = field(default_factory=set, compare=False)
+    counts_differ_since: dict[CountKey, float] = field(default_factory=dict, compare=False)
+    uncountable_groups: set[str] = field(default_factory=set, compare=False)
 
     # Derived, see `ranks_on` and `living`: the ranks by node, those that live, and the dictionary from which they were
     # taken.
-    by_node: dict[str, list[RankFacts]] = field(default_factory=dict, compare=False, repr=False)
-    alive: list[RankFacts] | None = field(default=None, compare=False, repr=False)
-    indexed: dict[int, RankFacts] | None = field(default=None, compare=False, repr=False)
+    ranks_by_node: dict[str, list[RankFacts]] = field(default_factory=dict, compare=False, repr=False)
+    living_ranks: list[RankFacts] | None = field(default=None, compare=False, repr=False)
+    indexed_ranks: dict[int, RankFacts] | None = field(default=None, compare=False, repr=False)
     # Derived, see `suspicion.usual_s`: the greatest median of step times, if it is known to be that.
-    usual_s: float | None = field(default=None, compare=False, repr=False)
-    usual_is_known: bool = field(default=False, compare=False, repr=False)
+    usual_step_s: float | None = field(default=None, compare=False, repr=False)
+    is_usual_known: bool = field(default=False, compare=False, repr=False)
     # Derived, see `desync`: the ranks of each group of processes.
-    members: dict[str, set[int]] = field(default_factory=dict, compare=False, repr=False)
+    group_members: dict[str, set[int]] = field(default_factory=dict, compare=False, repr=False)
 
     # The job clock at the last event or decision.
-    heard_at: float = 0.0
+    last_event_at: float = 0.0
 
     def verdict_on(
-        self, kind: d.Kind, head: str, cause: d.FailureCause = d.FailureCause.OTHER, place: tuple[str, ...] = (),
+        self, kind: d.VerdictKind, head: str, cause: d.FailureCause = d.FailureCause.OTHER, place: tuple[str, ...] = (),
         frames: tuple[Frame, ...] = (), **more: object,
     ) -> d.Verdict:  # fmt: skip
         """Build a verdict; `more` are fields of it."""
-        signature = d.Signature(kind, cause, place, frames)
+        signature = d.FailureSignature(kind, cause, place, frames)
         blank = d.Verdict(kind, (), "", head, (), signature, self.step, self.progress_at, True)
         return dataclasses.replace(blank, **more)  # type: ignore[arg-type]
 
@@ -266,24 +275,24 @@ class Facts:
         """The job's optimizer step: the furthest rank's, None while no rank has made one and none was resumed."""
         if self.attempt is None:
             return None
-        if self.made == 0 and self.attempt.base_step == 0:
+        if self.steps_made == 0 and self.attempt.base_step == 0:
             return None
-        return self.attempt.base_step + self.made
+        return self.attempt.base_step + self.steps_made
 
     @property
-    def pin(self) -> Pin | None:
+    def resume_override(self) -> ResumeOverride | None:
         """The checkpoint that the user chose with `--from`, and since which attempt."""
-        return self.pins[-1] if self.pins else None
+        return self.resume_overrides[-1] if self.resume_overrides else None
 
     @property
-    def choice(self) -> Choice:
+    def checkpoint_choice(self) -> ResumeChoice:
         """The checkpoint that the next attempt resumes from, and the newer ones that were passed over."""
-        return choose(self.saves.values(), len(self.ranks), self.pin)
+        return choose_checkpoint(self.checkpoints.values(), len(self.ranks), self.resume_override)
 
     @property
     def checkpoint(self) -> Checkpoint | None:
         """The checkpoint of `choice`, as an attempt is given it."""
-        save = self.choice.save
+        save = self.checkpoint_choice.checkpoint
         return None if save is None else Checkpoint(save.path, save.step, save.number)
 
     @property
@@ -292,23 +301,23 @@ class Facts:
         return self.pool.queue if self.pool is not None else None
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether every rank ended by itself and with code 0, and the script of every node, if there is one."""
-        return self.ranks_done and not any(map(self.runs_script, self.gang))
+        return self.are_ranks_done and not any(map(self.runs_script, self.gang))
 
     @property
-    def launches(self) -> bool:
+    def runs_launch_script(self) -> bool:
         """Whether each node runs a script whose launcher calls start the ranks."""
         return self.limits is not None and self.limits.launches
 
     def runs_script(self, node: NodeFacts) -> bool:
         """Return whether the node has a script to run that has not been seen to end well."""
-        return self.launches and not node.script_ended_well
+        return self.runs_launch_script and not node.script_ended_well
 
     @property
-    def ranks_done(self) -> bool:
+    def are_ranks_done(self) -> bool:
         """Whether every rank ended by itself and with code 0."""
-        return self.exited == len(self.ranks) and all(rank.ended_well for rank in self.ranks.values())
+        return self.exited_count == len(self.ranks) and all(rank.ended_well for rank in self.ranks.values())
 
     @property
     def gang(self) -> list[NodeFacts]:
@@ -332,7 +341,7 @@ class Facts:
         """Return the node of that name, of this plan or an earlier one."""
         return self.nodes.get(name) or self.leaving.get(name)
 
-    def unfinished(self, node: NodeFacts) -> bool:
+    def is_unfinished(self, node: NodeFacts) -> bool:
         """Return whether a rank of the node, or its script, has not been seen to end."""
         ranks = self.ranks_on(node.name)
         return self.runs_script(node) or any(rank.rank_state is not RankState.EXITED for rank in ranks)
@@ -340,42 +349,45 @@ class Facts:
     def ranks_on(self, node: str) -> list[RankFacts]:
         """Return the ranks on a node, in order. Each change of a rank's node comes with another dictionary `ranks`."""
         self._index()
-        return self.by_node.get(node, [])
+        return self.ranks_by_node.get(node, [])
 
     def living(self) -> list[RankFacts]:
         """Return the ranks whose processes are alive, in order. Each change of a rank's state sets `alive` to None."""
         self._index()
-        if self.alive is None:
-            self.alive = [rank for rank in self.ranks.values() if rank.rank_state is RankState.ALIVE]
-        return self.alive
+        if self.living_ranks is None:
+            self.living_ranks = [rank for rank in self.ranks.values() if rank.rank_state is RankState.ALIVE]
+        return self.living_ranks
 
     def _index(self) -> None:
-        if self.indexed is self.ranks:
+        if self.indexed_ranks is self.ranks:
             return
-        self.by_node, self.alive, self.indexed = {}, None, self.ranks
+        self.ranks_by_node, self.living_ranks, self.indexed_ranks = {}, None, self.ranks
         for rank in self.ranks.values():
-            self.by_node.setdefault(rank.node, []).append(rank)
+            self.ranks_by_node.setdefault(rank.node, []).append(rank)
 
     def forget_signs(self) -> None:
         """Reset the signs of life and progress: new ranks start."""
-        self.made, self.exited = (self.attempt.earlier_steps if self.attempt is not None else 0), 0
+        self.steps_made, self.exited_count = (
+            (self.attempt.earlier_steps if self.attempt is not None else 0),
+            0,
+        )
         self.stepped_at, self.progress_at, self.ended_well_at = 0.0, 0.0, None
-        self.members.clear()
-        self.usual_is_known = False
+        self.group_members.clear()
+        self.is_usual_known = False
 
     def note_signs(self, rank: RankFacts) -> None:
         """Note a rank's steps and its signs of progress."""
         earlier = self.attempt.earlier_steps if self.attempt is not None else 0
-        self.made = max(self.made, earlier + rank.steps)
+        self.steps_made = max(self.steps_made, earlier + rank.steps)
         self.stepped_at = max(self.stepped_at, rank.step_at)
         self.progress_at = max(self.progress_at, rank.sign_at)
 
-    def note_median(self, before_s: float | None, median_s: float | None) -> None:
+    def note_median(self, previous_s: float | None, median_s: float | None) -> None:
         """Note that the median of a rank's step times has changed."""
-        if median_s is not None and (self.usual_s is None or median_s >= self.usual_s):
-            self.usual_s = median_s
-        elif before_s == self.usual_s:
-            self.usual_is_known = False
+        if median_s is not None and (self.usual_step_s is None or median_s >= self.usual_step_s):
+            self.usual_step_s = median_s
+        elif previous_s == self.usual_step_s:
+            self.is_usual_known = False
 
     def broken_at(self) -> float | None:
         """Return when (job clock) the current attempt's gang was at the latest seen to be broken, None if never. A gang
@@ -383,18 +395,18 @@ class Facts:
         known to be broken may train on behind a broken connection without end."""
         attempt = self.attempt
         assert attempt is not None
-        started = [node for node in self.every_node() if node.ever_started == attempt.number]
+        started_nodes = [node for node in self.every_node() if node.may_run_attempt == attempt.number]
         ends_at = [rank.died_at for rank in self.ranks.values() if rank.rank_state is RankState.EXITED]
-        ends_at += [node.cleared_at for node in started if node.is_clear(attempt.number)]
-        ends_at += [node.lost.at for node in started if node.lost is not None]
+        ends_at += [node.cleared_at for node in started_nodes if node.is_clear(attempt.number)]
+        ends_at += [node.agent_loss.at for node in started_nodes if node.agent_loss is not None]
         ends_at += [attempt.allocation_lost_at] if attempt.allocation_lost_at is not None else []
         return max(ends_at, default=None)
 
-    def progressed(self) -> bool:
+    def has_progressed(self) -> bool:
         """Return whether the current attempt got further than all before it: a new step or a newer checkpoint. Of one that
         ignored its checkpoint only a new step counts: its checkpoints may be newer than where it began, and yet old."""
         attempt = self.attempt
         if attempt is None:
             return False
-        newer = attempt.checkpointed and attempt.began is None
-        return newer or (self.made > 0 and (self.step or 0) > self.best_step)
+        has_newer_checkpoint = attempt.wrote_newer_checkpoint and attempt.actual_resume is None
+        return has_newer_checkpoint or (self.steps_made > 0 and (self.step or 0) > self.best_step)

@@ -48,8 +48,8 @@ class RendezvousFacts:
     addresses: tuple[observations.Address, ...] = ()
     # The attempt in which it has probed the first node, which addresses of that one it reached, and how others failed.
     probed: int = 0
-    reached: tuple[observations.Reached, ...] = ()
-    missed: tuple[str, ...] = ()
+    reached: tuple[observations.ReachableAddress, ...] = ()
+    probe_failures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class ScriptEnd:
 class AgentLoss:
     """How and when (job clock) an agent was lost while it had ranks of the current attempt."""
 
-    how: str
+    reason: str
     at: float
 
 
@@ -107,8 +107,8 @@ class NodeFacts:
     # How long the agent may continue without contact: the longest timeout that it was given, the same for the time before
     # the first step of its ranks in the current attempt, and whether a connection ended since; see `fence`.
     fence_s: float = 0.0
-    alone_s: float = 0.0
-    fence_lost: bool = False
+    startup_timeout_s: float = 0.0
+    is_fence_uncertain: bool = False
 
     # Whether the node can be used. Launches that failed in a row and why the last one did; what a person must fix first;
     # how it was lost in an earlier attempt, as long as it has not come back; who else uses it.
@@ -116,26 +116,26 @@ class NodeFacts:
     launch_failures: int = 0
     launch_fault: Fault | None = None
     excluded: Fault | None = None
-    missing: str = ""
-    busy: HostBusy | None = None
+    lost_earlier: str = ""
+    host_busy: HostBusy | None = None
 
     # The latest attempt that it is set up for, whose ranks were started, of which nothing runs on it any more (and since
     # when), and for which a `Start` was ever sent: only later attempts are certain to have left nothing.
-    ready: int = 0
-    started: int = 0
-    clear: int = 0
+    ready_attempt: int = 0
+    started_attempt: int = 0
+    cleared_attempt: int = 0
     cleared_at: float = 0.0
-    ever_started: int = 0
+    may_run_attempt: int = 0
 
     # Of the current attempt. `inspected`: the last inspection that it has answered.
     rendezvous: RendezvousFacts = field(default_factory=RendezvousFacts)
-    inspected: int = 0
+    inspection_answered: int = 0
     # The launcher call that its script has come to, when (job clock) that was, and how the script ended.
-    call: int = 0
-    call_at: float = 0.0
+    launcher_call: int = 0
+    launcher_call_at: float = 0.0
     script_end: ScriptEnd | None = None
     setup_failure: SetupFailure | None = None
-    lost: AgentLoss | None = None
+    agent_loss: AgentLoss | None = None
 
     @property
     def script_ended_well(self) -> bool:
@@ -143,25 +143,25 @@ class NodeFacts:
         return self.script_end is not None and self.script_end.code == 0
 
     @property
-    def hopeless(self) -> bool:
+    def is_unlaunchable(self) -> bool:
         """Whether no agent can be started here. Where one has been up before, the host may be rebooting."""
         return self.launch_failures >= LAUNCH_FAILURES_MAX and not self.incarnation
 
-    def lost_how(self, verdict: d.Verdict | None) -> str:
+    def loss_reason(self, verdict: d.Verdict | None) -> str:
         """Return how the node was lost in the current attempt, by its verdict too; empty if it was not."""
-        if self.lost is not None:
-            return self.lost.how
-        if verdict is None or verdict.kind is not d.Kind.NODE_LOST or verdict.node != self.name:
+        if self.agent_loss is not None:
+            return self.agent_loss.reason
+        if verdict is None or verdict.kind is not d.VerdictKind.NODE_LOST or verdict.node != self.name:
             return ""
         return next((piece.text for piece in verdict.proof if piece.node == self.name), "")
 
-    def forgive(self) -> None:
+    def clear_faults(self) -> None:
         """Forget why the node could not be used: the user has resumed the job, or there is a new allocation."""
         if not self.agent_present:
             self.incarnation = ""  # that it was up in an earlier run says nothing of now
         self.launch_failures, self.launch_fault = 0, None
-        self.excluded, self.missing, self.busy = None, "", None
+        self.excluded, self.lost_earlier, self.host_busy = None, "", None
 
     def is_clear(self, attempt: int) -> bool:
         """Return whether nothing of `attempt` can be running here."""
-        return self.clear >= attempt or self.ever_started < attempt
+        return self.cleared_attempt >= attempt or self.may_run_attempt < attempt

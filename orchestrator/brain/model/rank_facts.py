@@ -6,10 +6,10 @@ import enum
 from dataclasses import dataclass, field
 
 from orchestrator.core import observations
-from orchestrator.core.shown import Training, Usage
+from orchestrator.core.status_types import Training, Usage
 from orchestrator.core.wire.reports import RankHeartbeat
 
-NO_BEAT = RankHeartbeat(-1, 0, "", 0, 0.0)
+NO_HEARTBEAT = RankHeartbeat(-1, 0, "", 0, 0.0)
 """What is known of a rank before its first heartbeat."""
 
 
@@ -30,8 +30,8 @@ class Straggler:
     peers_s: float
     # The attempt's own step and the time (job clock) since which it has been slow, and in how many reports in a row.
     step: int
-    at: float
-    times: int
+    since_s: float
+    reports: int
 
     @property
     def factor(self) -> float:
@@ -51,7 +51,7 @@ class RankFacts:
     usage: Usage | None = None
     training: Training | None = None
     # Its last heartbeat, without these and what is not journaled, and what is the most of all heartbeats.
-    beat: RankHeartbeat = NO_BEAT
+    beat: RankHeartbeat = NO_HEARTBEAT
     steps: int = 0
     state: str = ""
     log_bytes: int = 0
@@ -70,7 +70,7 @@ class RankFacts:
     finite_steps: int = 0
     loss_steps: int = 0
     # Not journaled: the counts of collectives, see `desync`, and slow work, see `stragglers`.
-    groups: tuple[str, ...] = field(default=(), compare=False)
+    group_keys: tuple[str, ...] = field(default=(), compare=False)
     straggler: Straggler | None = field(default=None, compare=False)
 
     # From inspections: the last one and when it was reported; when one found that the rank had entered another collective,
@@ -83,20 +83,20 @@ class RankFacts:
     code: int | None = None
     signal: int | None = None
     died_at: float = 0.0
-    ordered: bool = False
+    stop_ordered: bool = False
     failure: observations.Failure | None = None
-    oom: bool = False
+    is_oom: bool = False
 
     @property
     def failed(self) -> bool:
         """Whether this rank ended badly without being ordered to stop."""
         return (
             self.rank_state is RankState.EXITED
-            and not self.ordered
+            and not self.stop_ordered
             and (self.code or 0, self.signal or 0) != (0, 0)
         )
 
     @property
     def ended_well(self) -> bool:
         """Whether this rank ended by itself and with code 0; one that was stopped has not done its work."""
-        return self.rank_state is RankState.EXITED and not self.ordered and self.code == 0
+        return self.rank_state is RankState.EXITED and not self.stop_ordered and self.code == 0

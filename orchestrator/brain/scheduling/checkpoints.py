@@ -13,148 +13,162 @@ from dataclasses import dataclass
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import AttemptFacts, Facts, OtherBeginning
-from orchestrator.core.checkpoints.choice import choose
-from orchestrator.core.checkpoints.save import Content, Save, SaveState, StepSource
+from orchestrator.brain.model.facts import ActualResume, AttemptFacts, Facts
+from orchestrator.core.checkpoints.checkpoint import CheckpointRecord, CheckpointState, Content, StepSource
+from orchestrator.core.checkpoints.resume_choice import choose_checkpoint
 from orchestrator.core.checkpoints.steps import NEAR_STEPS
 
-SAVES_MAX = 300
+CHECKPOINTS_MAX = 300
 """How many checkpoints are remembered here; the ledger has all."""
 
-SUSPICION = "the script seems to start from scratch instead of resuming from its checkpoint"
-QUESTION = "does it read ORCH_RESUME_FROM, or checkpoint.resume_args?"
+IGNORED_CHECKPOINT = "the script seems to start from scratch instead of resuming from its checkpoint"
+IGNORED_CHECKPOINT_HINT = "does it read ORCH_RESUME_FROM, or checkpoint.resume_args?"
 
-DIFFERS_SHARE = 0.2
-DIFFERS_MIN = 10
+STEP_MISMATCH_SHARE = 0.2
+STEP_MISMATCH_MIN = 10
 """By which share of the larger, and by how many steps at least, a stated step and a counted one differ when that is
 said: a checkpoint in the background ends some steps later."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unloadable:
+class UnloadableCheckpoint:
     """A checkpoint that the attempt could not resume from, and how that is known."""
 
-    save: Save
+    save: CheckpointRecord
     why: str
     is_certain: bool
 
 
-def learn(facts: Facts, news: e.SaveChanged) -> None:
+def fold_checkpoint_changed(facts: Facts, news: e.CheckpointChanged) -> None:
     """Enter a checkpoint that is new or has changed."""
-    save, before = news.save, facts.saves.get(news.save.number)
-    facts.saves[save.number] = save
+    save, previous = news.save, facts.checkpoints.get(news.save.number)
+    facts.checkpoints[save.number] = save
     _forget_oldest(facts)
     attempt = facts.attempt
     if attempt is None or save.attempt != attempt.number:
         return
     _distrust_unsound(facts, attempt)
     _note_progress(facts, attempt)
-    is_new = save.state is SaveState.WHOLE and (before is None or before.state is not SaveState.WHOLE)
+    is_new = save.state is CheckpointState.WHOLE and (
+        previous is None or previous.state is not CheckpointState.WHOLE
+    )
     if is_new and save.stated is not None and save.steps:
         _compare_steps(attempt, save)
 
 
-def began_elsewhere(facts: Facts, news: e.BeganElsewhere) -> None:
+def fold_resumed_elsewhere(facts: Facts, news: e.ResumedElsewhere) -> None:
     """Note where the script of the current attempt truly began."""
     attempt = facts.attempt
-    if attempt is not None and attempt.number == news.attempt and attempt.began is None:
-        attempt.began = OtherBeginning(news.step, news.main, news.steps)
-        attempt.resumes = False
+    if attempt is not None and attempt.number == news.attempt and attempt.actual_resume is None:
+        attempt.actual_resume = ActualResume(news.step, news.main, news.steps)
+        attempt.began_from_checkpoint = False
         _note_progress(facts, attempt)
 
 
-def read(facts: Facts, news: e.CheckpointRead) -> None:
+def fold_checkpoint_read(facts: Facts, news: e.CheckpointRead) -> None:
     """Note from which checkpoint the ranks of the current attempt resumed, by what they had read."""
     attempt = facts.attempt
     if attempt is None or attempt.number != news.attempt:
         return
-    given, save = attempt.resume.save if attempt.resume is not None else 0, facts.saves.get(news.save)
+    given, save = attempt.resume.save if attempt.resume is not None else 0, facts.checkpoints.get(news.save)
     if news.save == given:
-        attempt.resumes = given > 0
+        attempt.began_from_checkpoint = given > 0
     else:
         step = save.step if save is not None else None
-        attempt.began = OtherBeginning(step or 0, save.main if save is not None else "", read=news.save)
-        attempt.resumes = False
+        attempt.actual_resume = ActualResume(
+            step or 0, save.main if save is not None else "", checkpoint_read=news.save
+        )
+        attempt.began_from_checkpoint = False
     _note_progress(facts, attempt)
 
 
-def set_state(facts: Facts, number: int, state: SaveState, why: str) -> None:
+def set_state(facts: Facts, number: int, state: CheckpointState, why: str) -> None:
     """Set the state of a checkpoint, if it is known."""
-    if number in facts.saves:
-        facts.saves[number] = dataclasses.replace(facts.saves[number], state=state, why=why)
+    if number in facts.checkpoints:
+        facts.checkpoints[number] = dataclasses.replace(facts.checkpoints[number], state=state, why=why)
         if facts.attempt is not None:
             _note_progress(facts, facts.attempt)
 
 
-def judged(facts: Facts, attempt: AttemptFacts) -> None:
+def fold_judged(facts: Facts, attempt: AttemptFacts) -> None:
     """Distrust what was saved after ranks began to run different collectives, or after the loss was last finite."""
     _distrust_unsound(facts, attempt)
     _note_progress(facts, attempt)
 
 
-def trust_again(facts: Facts) -> None:
+def restore_trust(facts: Facts) -> None:
     """Trust distrusted checkpoints again: the job has ended, and no attempt made progress without them."""
-    for number in facts.doubted:
-        if number in facts.saves and facts.saves[number].state is SaveState.DISTRUSTED:
-            set_state(facts, number, SaveState.WHOLE, "")
-    facts.doubted = ()
+    for number in facts.distrusted_checkpoints:
+        if number in facts.checkpoints and facts.checkpoints[number].state is CheckpointState.DISTRUSTED:
+            set_state(facts, number, CheckpointState.WHOLE, "")
+    facts.distrusted_checkpoints = ()
 
 
-def unloadable(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict | None) -> Unloadable | None:
+def find_unloadable(
+    facts: Facts, attempt: AttemptFacts, verdict: d.Verdict | None
+) -> UnloadableCheckpoint | None:
     """Return the checkpoint that the attempt could not resume from, if there is another one to go back to."""
-    save = facts.saves.get(attempt.resume.save) if attempt.resume else None
-    kinds = (d.Kind.CRASH, d.Kind.OOM, d.Kind.LAUNCH)
-    is_own = verdict is not None and verdict.kind in kinds and verdict.retry
-    if save is None or verdict is None or not is_own or facts.made:
+    save = facts.checkpoints.get(attempt.resume.save) if attempt.resume else None
+    kinds = (d.VerdictKind.CRASH, d.VerdictKind.OOM, d.VerdictKind.LAUNCH)
+    is_own_failure = verdict is not None and verdict.kind in kinds and verdict.retry
+    if save is None or verdict is None or not is_own_failure or facts.steps_made:
         return None
-    if save.state is not SaveState.WHOLE or not _has_another(facts, save):
+    if save.state is not CheckpointState.WHOLE or not _has_another(facts, save):
         return None
     for node in facts.nodes.values():
         if node.setup_failure is not None and node.setup_failure.save == save.number:
             why = f"it was incomplete on {node.name} in attempt {attempt.number}"
-            return Unloadable(save, why, is_certain=True)
+            return UnloadableCheckpoint(save, why, is_certain=True)
     for number in verdict.ranks:
         failure = facts.ranks[number].failure if number in facts.ranks else None
-        is_bad = verdict.kind is d.Kind.CRASH  # a lack of memory is not the fault of the checkpoint
-        if failure is not None and failure.loading and is_bad and _is_of(save, failure.loading):
+        is_bad = verdict.kind is d.VerdictKind.CRASH  # a lack of memory is not the fault of the checkpoint
+        if failure is not None and failure.loading and is_bad and _is_file_of(save, failure.loading):
             why = f"rank {number} could not load it in attempt {attempt.number}: {failure.type}"
-            return Unloadable(save, why, is_certain=True)
-    last = facts.past[-1] if facts.past and facts.past[-1].number > facts.resumed_after else None
+            return UnloadableCheckpoint(save, why, is_certain=True)
+    last = (
+        facts.past_attempts[-1]
+        if facts.past_attempts and facts.past_attempts[-1].number > facts.resumed_after
+        else None
+    )
     if (
-        verdict.kind is d.Kind.LAUNCH
+        verdict.kind is d.VerdictKind.LAUNCH
         or last is None
         or last.verdict is None
         or last.verdict.signature != verdict.signature
     ):
         return None
     is_same = last.attempt.resume is not None and last.attempt.resume.save == save.number
-    if not is_same or last.attempt.failed_count:
+    if not is_same or last.attempt.own_steps_at_failure:
         return None
     why = (
         f"attempts {last.number} and {attempt.number} failed in the same way before their first step from it"
     )
-    return Unloadable(save, why, is_certain=False)
+    return UnloadableCheckpoint(save, why, is_certain=False)
 
 
-def ended_badly(facts: Facts, attempt: AttemptFacts) -> bool:
+def needs_deep_compare(facts: Facts, attempt: AttemptFacts) -> bool:
     """Return whether all bytes of a checkpoint are to be compared before the next attempt: a node was lost or reset with this one,
     or a person resumes the job."""
     verdict = attempt.verdict
-    lost = any(node.lost is not None for node in facts.every_node())
-    is_lost = lost or (verdict is not None and verdict.kind is d.Kind.NODE_LOST)
+    lost = any(node.agent_loss is not None for node in facts.every_node())
+    is_lost = lost or (verdict is not None and verdict.kind is d.VerdictKind.NODE_LOST)
     return is_lost or attempt.number <= facts.resumed_after
 
 
-def why_none(facts: Facts) -> str:
+def no_attempt_reason(facts: Facts) -> str:
     """Say why no attempt may follow: the newest checkpoint is for another number of ranks, or the one that a person has named
     cannot be used. Empty where one may."""
-    choice = facts.choice
-    if facts.pin is not None and choice.save is None and choice.misfit is None:
-        named = facts.saves.get(facts.pin.save)
-        what = f"{named.main} ({named.why or named.state.value})" if named else f"checkpoint {facts.pin.save}"
+    choice = facts.checkpoint_choice
+    if facts.resume_override is not None and choice.checkpoint is None and choice.world_size_mismatch is None:
+        overriding = facts.checkpoints.get(facts.resume_override.save)
+        what = (
+            f"{overriding.main} ({overriding.why or overriding.state.value})"
+            if overriding
+            else f"checkpoint {facts.resume_override.save}"
+        )
         fix = "resume from the newest with orch resume, or choose another with --from"
         return f"it was to resume from {what}, which is no longer complete: {fix}"
-    save = choice.misfit
+    save = choice.world_size_mismatch
     if save is None:
         return ""
     return (
@@ -163,50 +177,50 @@ def why_none(facts: Facts) -> str:
     )
 
 
-def ignores_checkpoint(attempt: AttemptFacts) -> str:
+def ignored_checkpoint_text(attempt: AttemptFacts) -> str:
     """Say in one line how it is known that the attempt's script began elsewhere; empty if it is not."""
-    if attempt.began is None or attempt.resume is None:
+    if attempt.actual_resume is None or attempt.resume is None:
         return ""
-    began = attempt.began
-    if began.read:
+    actual = attempt.actual_resume
+    if actual.checkpoint_read:
         return ""  # a script may choose its own checkpoint
-    if began.read == 0:
-        return f"the script started from scratch: no rank had read {attempt.resume.path} before its first step ({QUESTION})"
-    seen = f"{began.main}, written after {began.steps:,} steps of its own, shows that it began at step {began.step:,}"
-    if began.step:
-        return f"the script did not resume from {attempt.resume.path} but from a checkpoint of its own choice: {seen}"
-    return f"{SUSPICION} {attempt.resume.path}: {seen} ({QUESTION})"
+    if actual.checkpoint_read == 0:
+        return f"the script started from scratch: no rank had read {attempt.resume.path} before its first step ({IGNORED_CHECKPOINT_HINT})"
+    observation = f"{actual.main}, written after {actual.steps:,} steps of its own, shows that it began at step {actual.step:,}"
+    if actual.step:
+        return f"the script did not resume from {attempt.resume.path} but from a checkpoint of its own choice: {observation}"
+    return f"{IGNORED_CHECKPOINT} {attempt.resume.path}: {observation} ({IGNORED_CHECKPOINT_HINT})"
 
 
-def _is_of(save: Save, path: str) -> bool:
+def _is_file_of(save: CheckpointRecord, path: str) -> bool:
     return f"{path.rstrip('/')}/".endswith(f"/{save.main}/") or f"/{save.main}/" in path
 
 
-def _has_another(facts: Facts, save: Save) -> bool:
-    others = [other for other in facts.saves.values() if other.number != save.number]
-    return choose(others, len(facts.ranks), facts.pin).save is not None
+def _has_another(facts: Facts, save: CheckpointRecord) -> bool:
+    others = [other for other in facts.checkpoints.values() if other.number != save.number]
+    return choose_checkpoint(others, len(facts.ranks), facts.resume_override).checkpoint is not None
 
 
 def _note_progress(facts: Facts, attempt: AttemptFacts) -> None:
-    attempt.checkpointed = any(
+    attempt.wrote_newer_checkpoint = any(
         save.attempt == attempt.number
-        and save.state is SaveState.WHOLE
+        and save.state is CheckpointState.WHOLE
         and save.content is not Content.OTHER
         and (save.step or 0) > attempt.base_step
-        for save in facts.saves.values()
+        for save in facts.checkpoints.values()
     )
 
 
-def _compare_steps(attempt: AttemptFacts, save: Save) -> None:
+def _compare_steps(attempt: AttemptFacts, save: CheckpointRecord) -> None:
     """Note that the step in a checkpoint proves that its attempt resumed, or how far it is from the counted step."""
     assert save.stated is not None
     counted = attempt.call_step + save.steps
-    apart = abs(save.stated - counted)
-    if apart <= NEAR_STEPS and attempt.base_step > 2 * NEAR_STEPS and attempt.began is None:
-        attempt.resumes = True
-    is_far = apart >= max(DIFFERS_MIN, DIFFERS_SHARE * max(save.stated, counted))
+    difference = abs(save.stated - counted)
+    if difference <= NEAR_STEPS and attempt.base_step > 2 * NEAR_STEPS and attempt.actual_resume is None:
+        attempt.began_from_checkpoint = True
+    is_far = difference >= max(STEP_MISMATCH_MIN, STEP_MISMATCH_SHARE * max(save.stated, counted))
     if is_far and save.step_source is StepSource.STATED:
-        attempt.differing = (
+        attempt.step_mismatch = (
             f"{save.main} says step {save.stated:,}, orch counted {counted:,}: the checkpoint's step is used; "
             "orch counts steps of the optimizer"
         )
@@ -217,27 +231,33 @@ def _distrust_unsound(facts: Facts, attempt: AttemptFacts) -> None:
     if attempt.sound_step is not None:
         sound, near = attempt.sound_step, 0
         why = f"the loss was not finite in attempt {attempt.number}, at some step after {sound:,}"
-    elif verdict is not None and verdict.kind is d.Kind.DESYNC and attempt.failed_count is not None:
+    elif (
+        verdict is not None
+        and verdict.kind is d.VerdictKind.DESYNC
+        and attempt.own_steps_at_failure is not None
+    ):
         # Not the verdict's step: the base may be known better since.
-        sound, near = attempt.base_step + attempt.failed_count - 1, NEAR_STEPS
+        sound, near = attempt.base_step + attempt.own_steps_at_failure - 1, NEAR_STEPS
         why = f"ranks ran different collectives from step {sound + 1:,} on"
     else:
         return
-    for save in list(facts.saves.values()):
+    for save in list(facts.checkpoints.values()):
         is_suspect = save.attempt == attempt.number or attempt.sound_step is not None
-        if not is_suspect or save.step is None or save.state is not SaveState.WHOLE:
+        if not is_suspect or save.step is None or save.state is not CheckpointState.WHOLE:
             continue
         if save.step > sound - (0 if save.step_source is StepSource.STATED else near):
-            facts.saves[save.number] = dataclasses.replace(save, state=SaveState.DISTRUSTED, why=why)
+            facts.checkpoints[save.number] = dataclasses.replace(
+                save, state=CheckpointState.DISTRUSTED, why=why
+            )
 
 
 def _forget_oldest(facts: Facts) -> None:
-    if len(facts.saves) <= SAVES_MAX:
+    if len(facts.checkpoints) <= CHECKPOINTS_MAX:
         return
-    named = facts.pin.save if facts.pin is not None else 0
+    override = facts.resume_override.save if facts.resume_override is not None else 0
     in_order = sorted(
-        facts.saves.values(),
-        key=lambda save: (save.number == named, save.state is SaveState.WHOLE, save.number),
+        facts.checkpoints.values(),
+        key=lambda save: (save.number == override, save.state is CheckpointState.WHOLE, save.number),
     )
-    for save in in_order[: len(facts.saves) - SAVES_MAX]:
-        del facts.saves[save.number]
+    for save in in_order[: len(facts.checkpoints) - CHECKPOINTS_MAX]:
+        del facts.checkpoints[save.number]

@@ -11,15 +11,15 @@ from collections.abc import Iterable
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
-from orchestrator.brain.model.decisions import Decision, EvidenceKind, FailureCause, Kind, Verdict
+from orchestrator.brain.model.decisions import Decision, EvidenceKind, FailureCause, Verdict, VerdictKind
 from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.node_facts import LAUNCH_FAILURES_MAX, AgentState, NodeFacts
 from orchestrator.core.backoff import Backoff
 from orchestrator.core.errors import Fault
-from orchestrator.core.planned import Gang
+from orchestrator.core.plan_types import Gang
 from orchestrator.core.wire.orders import Dismiss
 
-PATIENCE_S = 10.0
+HOST_START_S_MAX = 10.0
 """How long a host may take to come up before the first placement is made without it, if there are others."""
 
 BUSY_PAUSE_S = 2.0
@@ -42,14 +42,14 @@ REASONS_SHOWN = 8
 
 def gather(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Bring up as many hosts as needed, and place the attempt once enough of them are ready."""
-    if facts.ahead or is_short(facts, deadlines):
-        return _release(facts, deadlines)
-    places = _places(facts, deadlines)
+    if facts.jobs_ahead or is_short(facts, deadlines):
+        return _dismiss_all(facts, deadlines)
+    places = _choose_hosts(facts, deadlines)
     if places:
-        return [d.Place(deadlines.now_s, _why(facts, places), attempt.number, places)]
+        return [d.Place(deadlines.now_s, _placement_reason(facts, places), attempt.number, places)]
     excluded = [node for node in facts.nodes.values() if node.excluded]
     let_go = dismissals(facts, excluded, "it cannot be used", deadlines)
-    return let_go or _launches(facts, attempt, deadlines)
+    return let_go or _launch_orders(facts, attempt, deadlines)
 
 
 def keep_spares(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
@@ -58,9 +58,9 @@ def keep_spares(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> li
         return []
     idle = [node for node in facts.nodes.values() if not node.ranks]
     ready = [node for node in idle if _is_ready(node)]
-    surplus = [*ready[facts.pool.spares :], *(node for node in idle if node.excluded)]
-    let_go = dismissals(facts, surplus, "the job does not need it", deadlines)
-    return let_go or _launches(facts, attempt, deadlines)
+    dismissed = [*ready[facts.pool.spares :], *(node for node in idle if node.excluded)]
+    let_go = dismissals(facts, dismissed, "the job does not need it", deadlines)
+    return let_go or _launch_orders(facts, attempt, deadlines)
 
 
 def is_queued(facts: Facts) -> bool:
@@ -68,43 +68,43 @@ def is_queued(facts: Facts) -> bool:
     attempt = facts.attempt
     if facts.pool is None or attempt is None or attempt.placed_at is not None:
         return False
-    free = sum(_may_come(node) and not node.busy for node in facts.nodes.values())
-    return bool(facts.ahead) or (_is_busy_anywhere(facts) and free < facts.pool.nodes)
+    free = sum(_is_available_soon(node) and not node.host_busy for node in facts.nodes.values())
+    return bool(facts.jobs_ahead) or (_is_busy_anywhere(facts) and free < facts.pool.nodes)
 
 
 def is_short(facts: Facts, deadlines: Deadlines) -> bool:
     """Tell whether, for now, there cannot be enough hosts, because others use them."""
     assert facts.pool is not None
-    if not _is_busy_anywhere(facts) or _hopes(facts, deadlines) >= facts.pool.nodes:
+    if not _is_busy_anywhere(facts) or _count_available(facts, deadlines) >= facts.pool.nodes:
         return False
-    return not deadlines.passed(asked_again_s(facts))
+    return not deadlines.passed(busy_retry_at(facts))
 
 
 def has_another(facts: Facts) -> bool:
     """Return whether the job could do without one of the hosts that it can use."""
-    usable = [node for node in facts.nodes.values() if not (node.excluded or node.missing)]
+    usable = [node for node in facts.nodes.values() if not (node.excluded or node.lost_earlier)]
     return facts.pool is not None and len(usable) > facts.pool.nodes
 
 
 def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Return why the attempt can never be placed, or None while it may be."""
     pool = facts.pool
-    if pool is None or attempt.placed_at is not None or facts.ahead:
+    if pool is None or attempt.placed_at is not None or facts.jobs_ahead:
         return None
     ready = sum(_is_ready(node) for node in facts.nodes.values())
     usable = sum(
-        not node.excluded and (node.agent_state is AgentState.UP or not node.hopeless)
+        not node.excluded and (node.agent_state is AgentState.UP or not node.is_unlaunchable)
         for node in facts.nodes.values()
     )
     if ready >= pool.nodes or (usable >= pool.nodes and _is_busy_anywhere(facts)):
         return None
     missing = [
-        node for node in facts.nodes.values() if node.missing and node.agent_state is not AgentState.UP
+        node for node in facts.nodes.values() if node.lost_earlier and node.agent_state is not AgentState.UP
     ]
-    if missing and usable >= pool.nodes and _hopes(facts, deadlines) >= pool.nodes:
+    if missing and usable >= pool.nodes and _count_available(facts, deadlines) >= pool.nodes:
         return None  # others may take the place of the lost ones
     if missing:
-        return _lost_for_good(facts, attempt, missing, ready, deadlines)
+        return _lost_hosts_verdict(facts, attempt, missing, ready, deadlines)
     launching = [
         node.launched_at for node in facts.nodes.values() if node.agent_state is AgentState.LAUNCHING
     ]
@@ -113,30 +113,30 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
     reasons = _reasons(facts.nodes.values())
     needed = "1 host is" if pool.nodes == 1 else f"{pool.nodes} hosts are"
     head = f"{needed} needed, and {usable} of {len(facts.nodes)} can be used"
-    return _verdict(facts, attempt, Kind.LAUNCH, head, reasons, end=f"; {reasons[0]}")
+    return _verdict(facts, attempt, VerdictKind.LAUNCH, head, reasons, end=f"; {reasons[0]}")
 
 
-def queued_too_long(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
+def queue_timeout_verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Return the verdict on a job that has waited for hosts, or for earlier jobs, for as long as its user allows."""
     limit_s = facts.limits.queue_timeout_s if facts.limits is not None else None
     if limit_s is None or not is_queued(facts) or not deadlines.passed(attempt.began_at + limit_s):
         return None
     free = sum(_is_ready(node) for node in facts.nodes.values())
     busy = [
-        d.Evidence(node.busy.reason, EvidenceKind.HOST, node.name)
+        d.Evidence(node.host_busy.reason, EvidenceKind.HOST, node.name)
         for node in facts.nodes.values()
-        if node.busy
+        if node.host_busy
     ]
-    ahead = [d.Evidence(f"jobs ahead: {', '.join(facts.ahead)}")] if facts.ahead else []
+    ahead = [d.Evidence(f"jobs ahead: {', '.join(facts.jobs_ahead)}")] if facts.jobs_ahead else []
     needed = facts.pool.nodes if facts.pool is not None else 0
     summary = (
         f"queued for {deadlines.now_s - attempt.began_at:.0f} s, longer than monitor.queue_timeout: "
         f"{needed} hosts are needed, {free} were free"
     )
-    return _verdict(facts, attempt, Kind.START_TIMEOUT, summary, (*ahead, *busy))
+    return _verdict(facts, attempt, VerdictKind.START_TIMEOUT, summary, (*ahead, *busy))
 
 
-def _lost_for_good(
+def _lost_hosts_verdict(
     facts: Facts, attempt: AttemptFacts, missing: list[NodeFacts], ready: int, deadlines: Deadlines
 ) -> Verdict | None:
     """Return the verdict on lost hosts without a substitute, once they have had time to come back: `node_timeout_s` in
@@ -147,17 +147,17 @@ def _lost_for_good(
     if not deadlines.passed(max(since_s + timeout_s, node.contact_at + RETURN_TIMEOUTS * timeout_s)):
         return None
     summary = (
-        f"{node.name} has not come back within {deadlines.now_s - node.contact_at:.0f} s ({node.missing}), and no other"
+        f"{node.name} has not come back within {deadlines.now_s - node.contact_at:.0f} s ({node.lost_earlier}), and no other"
         f" host is free: {facts.pool.nodes} are needed, {ready} are ready"
     )
     reasons = _reasons(facts.nodes.values())
-    return _verdict(facts, attempt, Kind.NODE_LOST, summary, reasons, node.name)
+    return _verdict(facts, attempt, VerdictKind.NODE_LOST, summary, reasons, node.name)
 
 
 def _verdict(
     facts: Facts,
     attempt: AttemptFacts,
-    kind: Kind,
+    kind: VerdictKind,
     head: str,
     reasons: tuple[d.Evidence, ...],
     node: str = "",
@@ -171,18 +171,18 @@ def _verdict(
 
 def _reasons(nodes: Iterable[NodeFacts]) -> tuple[d.Evidence, ...]:
     """Return, for each host that is not up, why it is not."""
-    faults = [fault for node in nodes if (fault := note(node))]
+    faults = [fault for node in nodes if (fault := unused_reason(node))]
     reasons = [d.Evidence(fault.what, EvidenceKind.HOST, fault.where, fault.fix) for fault in faults]
     return tuple(reasons[:REASONS_SHOWN]) or (d.Evidence("no host gave a reason"),)
 
 
-def note(node: NodeFacts) -> Fault | None:
+def unused_reason(node: NodeFacts) -> Fault | None:
     """Return why a host is not used; None if there is no reason."""
     if node.agent_state is AgentState.UP or node.excluded:
         return node.excluded
-    if node.missing:
-        return Fault(node.name, node.missing)
-    return Fault(node.name, f"busy: {node.busy.reason}") if node.busy else node.launch_fault
+    if node.lost_earlier:
+        return Fault(node.name, node.lost_earlier)
+    return Fault(node.name, f"busy: {node.host_busy.reason}") if node.host_busy else node.launch_fault
 
 
 # Available hosts
@@ -192,93 +192,102 @@ def _is_ready(node: NodeFacts) -> bool:
     return node.agent_state is AgentState.UP and not node.ordered.leave and not node.excluded
 
 
-def _may_come(node: NodeFacts) -> bool:
+def _is_available_soon(node: NodeFacts) -> bool:
     """Return whether the host is up, or may soon be if no other job uses it; a lost host is not relied on."""
     if node.agent_state is AgentState.UP:
         return not node.excluded
     if node.agent_state is AgentState.LAUNCHING:
-        return not node.missing
-    return not (node.excluded or node.missing or node.launch_failures >= LAUNCH_FAILURES_MAX)
+        return not node.lost_earlier
+    return not (node.excluded or node.lost_earlier or node.launch_failures >= LAUNCH_FAILURES_MAX)
 
 
-def _hopes(facts: Facts, deadlines: Deadlines) -> int:
-    return sum(_may_come(node) and not _said_busy(facts, node, deadlines) for node in facts.nodes.values())
+def _count_available(facts: Facts, deadlines: Deadlines) -> int:
+    return sum(
+        _is_available_soon(node) and not _is_known_busy(facts, node, deadlines)
+        for node in facts.nodes.values()
+    )
 
 
-def _said_busy(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
-    if node.busy is None or node.agent_state is AgentState.LAUNCHING or node.busy.at < facts.round_at:
+def _is_known_busy(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
+    if (
+        node.host_busy is None
+        or node.agent_state is AgentState.LAUNCHING
+        or node.host_busy.at < facts.busy_round_at
+    ):
         return False
-    return not deadlines.passed(asked_again_s(facts))
+    return not deadlines.passed(busy_retry_at(facts))
 
 
 def _is_busy_anywhere(facts: Facts) -> bool:
-    return any(node.busy for node in facts.nodes.values())
+    return any(node.host_busy for node in facts.nodes.values())
 
 
-def asked_again_s(facts: Facts) -> float:
+def busy_retry_at(facts: Facts) -> float:
     """Return when (job clock) busy hosts are asked again: all in one round, since a job needs them at the same time."""
     assert facts.pool is not None and facts.attempt is not None
-    latest_s = max((node.busy.at for node in facts.nodes.values() if node.busy), default=0.0)
-    pause_s = min(BUSY_PAUSE_SHARE * (latest_s - facts.attempt.began_at), BUSY_PAUSE_S_MAX)
-    return latest_s + max(pause_s, BUSY_PAUSE_S) + facts.pool.seed % 1000 / 1000
+    latest_at = max((node.host_busy.at for node in facts.nodes.values() if node.host_busy), default=0.0)
+    pause_s = min(BUSY_PAUSE_SHARE * (latest_at - facts.attempt.began_at), BUSY_PAUSE_S_MAX)
+    return latest_at + max(pause_s, BUSY_PAUSE_S) + facts.pool.seed % 1000 / 1000
 
 
 # Actions
 
 
-def _places(facts: Facts, deadlines: Deadlines) -> Gang:
+def _choose_hosts(facts: Facts, deadlines: Deadlines) -> Gang:
     pool = facts.pool
     assert pool is not None
     ready = [node.name for node in facts.nodes.values() if _is_ready(node)]
     if len(ready) < pool.nodes:
         return ()
-    before = facts.last_places[: pool.nodes]
-    others = iter([name for name in ready if name not in before])
-    chosen = [name if name in ready else next(others) for name in before]
+    previous = facts.last_hosts[: pool.nodes]
+    others = iter([name for name in ready if name not in previous])
+    chosen = [name if name in ready else next(others) for name in previous]
     chosen += [next(others) for _ in range(pool.nodes - len(chosen))]
-    if not before and _comes_one_before(facts, chosen[-1], deadlines):
+    if not previous and _is_earlier_host_coming(facts, chosen[-1], deadlines):
         return ()
-    return tuple((name, pool.ranks_of(index)) for index, name in enumerate(chosen))
+    return tuple((name, pool.node_ranks(index)) for index, name in enumerate(chosen))
 
 
-def _comes_one_before(facts: Facts, last: str, deadlines: Deadlines) -> bool:
+def _is_earlier_host_coming(facts: Facts, last: str, deadlines: Deadlines) -> bool:
     """Return whether a host that the user named earlier is still coming up, and not too slowly."""
     for node in facts.nodes.values():
         if node.name == last:
             return False
-        if node.agent_state is AgentState.LAUNCHING and not deadlines.passed(node.launched_at + PATIENCE_S):
+        if node.agent_state is AgentState.LAUNCHING and not deadlines.passed(
+            node.launched_at + HOST_START_S_MAX
+        ):
             return True
     return False
 
 
-def _why(facts: Facts, places: Gang) -> str:
+def _placement_reason(facts: Facts, places: Gang) -> str:
     names = [name for name, _ in places]
-    new = [name for name in names if name not in facts.last_places]
-    gone = [name for name in facts.last_places if name not in names]
-    if not gone:
+    new = [name for name in names if name not in facts.last_hosts]
+    removed = [name for name in facts.last_hosts if name not in names]
+    if not removed:
         return f"{len(places)} hosts are ready"
-    return f"{', '.join(new)} in place of {', '.join(gone)}"
+    return f"{', '.join(new)} in place of {', '.join(removed)}"
 
 
-def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
+def _launch_orders(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Launch the next hosts in order until as many as are wanted, apart from those with ranks, are up or coming up.
 
     Before the attempt is placed, lost hosts are tried as well, but not relied on.
     """
     assert facts.pool is not None
-    wanted = facts.pool.spares + (facts.pool.nodes if attempt.placed_at is None else 0)
+    hosts_needed = facts.pool.spares + (facts.pool.nodes if attempt.placed_at is None else 0)
     free = [node for node in facts.nodes.values() if not node.ranks]
     coming = {node.name for node in free if _is_coming(facts, node, deadlines)}
-    if attempt.placed_at is not None and len(coming) >= wanted:
+    if attempt.placed_at is not None and len(coming) >= hosts_needed:
         return []
-    due = [node for node in free if node.name not in coming and is_due(facts, node, deadlines)]
-    lost = [node for node in due if node.missing and attempt.placed_at is None]
-    others = [node for node in due if not node.missing or attempt.placed_at is not None]
+    due = [node for node in free if node.name not in coming and is_launch_due(facts, node, deadlines)]
+    lost = [node for node in due if node.lost_earlier and attempt.placed_at is None]
+    others = [node for node in due if not node.lost_earlier or attempt.placed_at is not None]
     why = f"attempt {attempt.number} needs {facts.pool.nodes} hosts"
     spare = f" and {facts.pool.spares} spare" if facts.pool.spares else ""
     return [
         d.Launch(deadlines.now_s, why + spare, attempt.number, node.name)
-        for node in [*lost, *others[: max(0, wanted - len(coming))]]
+        for node in [*lost, *others[: max(0, hosts_needed - len(coming))]]
     ]
 
 
@@ -286,25 +295,25 @@ def _is_coming(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
     """Return whether the host is there, or its agent has just been launched, or may dial again; a gang that runs can
     wait longer for that than one that has no hosts."""
     assert facts.limits is not None and facts.attempt is not None
-    if node.missing or node.excluded:
+    if node.lost_earlier or node.excluded:
         return False
-    patience_s = PATIENCE_S if facts.attempt.placed_at is None else facts.limits.node_timeout_s
+    wait_s_max = HOST_START_S_MAX if facts.attempt.placed_at is None else facts.limits.node_timeout_s
     match node.agent_state:
         case AgentState.UP:
             return not node.ordered.leave
         case AgentState.LAUNCHING:
-            slow_s = min(patience_s, LAUNCH_S_MAX)
+            slow_s = min(wait_s_max, LAUNCH_S_MAX)
             return not deadlines.passed(node.launched_at + slow_s)
         case AgentState.SILENT:
-            return not deadlines.passed(node.contact_at + patience_s)
+            return not deadlines.passed(node.contact_at + wait_s_max)
         case AgentState.ABSENT:
             return False
 
 
-def is_due(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
+def is_launch_due(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
     """Return whether an agent of this node is to be launched now, if one is wanted there."""
     assert facts.limits is not None
-    if node.excluded or (facts.pool is not None and _said_busy(facts, node, deadlines)):
+    if node.excluded or (facts.pool is not None and _is_known_busy(facts, node, deadlines)):
         return False
     match node.agent_state:
         case AgentState.UP:
@@ -314,16 +323,16 @@ def is_due(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
         case AgentState.SILENT:
             return deadlines.passed(node.contact_at + facts.limits.node_timeout_s)
         case AgentState.ABSENT:
-            if node.hopeless:
+            if node.is_unlaunchable:
                 return False
             return deadlines.passed(node.launched_at + LAUNCH_PAUSES.pause_s(node.launch_failures))
 
 
-def _release(facts: Facts, deadlines: Deadlines) -> list[Decision]:
+def _dismiss_all(facts: Facts, deadlines: Deadlines) -> list[Decision]:
     """Release the hosts that are up: other jobs may need them while this job waits."""
     why = (
         "earlier jobs come first"
-        if facts.ahead
+        if facts.jobs_ahead
         else "not enough hosts are free: the job holds none while it waits"
     )
     return dismissals(facts, facts.nodes.values(), why, deadlines)

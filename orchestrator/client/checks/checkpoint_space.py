@@ -15,7 +15,7 @@ JOBS_READ_MAX = 5
 
 def last_bytes(plan: Plan, environ: Mapping[str, str]) -> int:
     """Return the size of the newest checkpoint that an earlier job of this name has saved, UNKNOWN without one."""
-    named = [job for job in home.jobs(home.home(environ)) if home.name_of(job.id) == plan.name]
+    named = [job for job in home.list_jobs(home.job_home(environ)) if home.name_of(job.id) == plan.name]
     for job in reversed(named[-JOBS_READ_MAX:]):
         try:
             saves, _ = ledger.read(job.root, job.ledger)

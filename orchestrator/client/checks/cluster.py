@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.brain.checks import network, node, sameness
-from orchestrator.brain.checks.finding import Finding, Severity, error, names, note
+from orchestrator.brain.checks.finding import Finding, Severity, error, join_names, note
 from orchestrator.brain.checks.network import Pair
-from orchestrator.client.checks.visits import Visits, apart
+from orchestrator.client.checks.host_sessions import HostSessions, split_answers
 from orchestrator.core.errors import Cancelled
-from orchestrator.core.host_facts import HostFacts, Link, Source
+from orchestrator.core.host_facts import HostFacts, Link, SourceFile
 from orchestrator.core.observations import Address
-from orchestrator.core.text import counted
+from orchestrator.core.text import format_count
 from orchestrator.core.wire import bootstrap as w
 
 FACTS_S_MAX = 150.0
@@ -29,7 +29,7 @@ SEND_S = 0.3
 NETWORK_S_MAX = 90.0
 """No new round of links starts after that."""
 
-AGAIN_MAX = 8
+REMEASURED_MAX = 8
 """How many broken or slow links are measured again."""
 
 REDUCE_S_MAX = 90.0
@@ -38,15 +38,15 @@ BISECT_S_MAX = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Questions:
+class CheckRequest:
     """Input of a check of hosts, for a job."""
 
-    job: node.Job
+    job: node.JobNeeds
     # The ranks' Python by host, empty where it is not checked
     programs: Mapping[str, str]
     env: dict[str, str]
-    sources: tuple[Source, ...]
-    own: tuple[str, ...]
+    sources: tuple[SourceFile, ...]
+    own_modules: tuple[str, ...]
     folders: tuple[str, ...]
     # By host, its address for others; empty: to be found
     addresses: Mapping[str, str]
@@ -57,7 +57,7 @@ class Questions:
 
 
 @dataclass(slots=True)
-class Report:
+class ClusterReport:
     """Result of a check: findings, and what passed, each with its subject and text."""
 
     findings: list[Finding] = field(default_factory=list)
@@ -71,18 +71,18 @@ class Report:
         return {
             name
             for finding in self.findings
-            if finding.severity is Severity.ERROR and (len(finding.nodes) == 1 or _is_each(finding))
+            if finding.severity is Severity.ERROR and (len(finding.nodes) == 1 or _holds_for_each(finding))
             for name in finding.nodes
         }
 
-    def own_faults(self) -> dict[str, str]:
+    def host_faults(self) -> dict[str, str]:
         """Return the failures of nodes that do not depend on the job: lost nodes, and failed links, GPUs or all-reduces."""
-        found = {
+        faults = {
             finding.nodes[0]: f"{finding.what}: {finding.found}"
             for finding in self.findings
-            if finding.severity is Severity.ERROR and len(finding.nodes) == 1 and finding.what in _OWN
+            if finding.severity is Severity.ERROR and len(finding.nodes) == 1 and finding.what in _HOST_CHECKS
         }
-        return {**found, **self.lost}
+        return {**faults, **self.lost}
 
     def add_failures(self, failures: Mapping[str, LaunchError]) -> None:
         """Note the hosts that have not answered."""
@@ -92,49 +92,49 @@ class Report:
             self.lost[name] = str(failure)
 
 
-_OWN = ("network", "reduce", "gpus")
+_HOST_CHECKS = ("network", "reduce", "gpus")
 
 
-def _is_each(finding: Finding) -> bool:
+def _holds_for_each(finding: Finding) -> bool:
     """Tell whether a finding on several nodes holds for each of them; one on a link holds for both together."""
     return finding.what not in ("network", "reduce")
 
 
-def check(visits: Visits, hosts: Sequence[str], questions: Questions) -> Report:
+def check(sessions: HostSessions, hosts: Sequence[str], questions: CheckRequest) -> ClusterReport:
     """Check the hosts together."""
-    report = Report()
-    report.facts = facts = _facts(visits, hosts, questions, report)
+    report = ClusterReport()
+    report.facts = facts = _gather_facts(sessions, hosts, questions, report)
     hosts = [name for name in facts if name not in report.unusable()]
     if len(hosts) < 2:
         return report
-    links, opened = _links(visits, hosts, questions, report)
+    links, opened = _measure_links(sessions, hosts, questions, report)
     hosts = [name for name in opened if name not in report.unusable()]
     if len(hosts) < 2 or any(
         finding.what == "network" and finding.severity is Severity.ERROR for finding in report.findings
     ):
         return report
     if all((program := facts[name].program) and program.torch for name in hosts):
-        alone = _alone(hosts, links, opened, questions, facts)
+        reduce_steps = _reduce_steps(hosts, links, opened, questions, facts)
         if questions.gpus_held and questions.job.gpus_each:
             text = "another job uses GPUs, so the all-reduce runs on CPUs"
             report.findings.append(note("reduce", questions.gpus_held, text))
-        if len(alone) == len(hosts):
-            _reduce(visits, alone, report)
+        if len(reduce_steps) == len(hosts):
+            _check_reduce(sessions, reduce_steps, report)
     return report
 
 
-def _facts(
-    visits: Visits, hosts: Sequence[str], questions: Questions, report: Report
+def _gather_facts(
+    sessions: HostSessions, hosts: Sequence[str], questions: CheckRequest, report: ClusterReport
 ) -> dict[str, HostFacts]:
     lookups = tuple(sorted({name for name in questions.addresses.values() if not _is_ip(name)} - {""}))
     steps = {
         name: w.GatherFacts(
-            program=questions.programs[name], env=questions.env, sources=questions.sources, own=questions.own,
+            program=questions.programs[name], env=questions.env, sources=questions.sources, own_modules=questions.own_modules,
             folders=questions.folders, names=lookups, counts_gpus=bool(questions.job.gpus_each),
         )
         for name in hosts
     }  # fmt: skip
-    facts, failures = apart(visits.ask(steps, HostFacts, FACTS_S_MAX))
+    facts, failures = split_answers(sessions.ask(steps, HostFacts, FACTS_S_MAX))
     report.add_failures(failures)
     for name, one in facts.items():
         report.findings += node.findings(name, one, questions.job)
@@ -149,36 +149,36 @@ def _is_ip(name: str) -> bool:
 # Links
 
 
-def _links(
-    visits: Visits, hosts: Sequence[str], questions: Questions, report: Report
+def _measure_links(
+    sessions: HostSessions, hosts: Sequence[str], questions: CheckRequest, report: ClusterReport
 ) -> tuple[dict[Pair, Link], dict[str, w.PortsOpened]]:
     """Measure every pair in both directions, in rounds; broken or slow ones again, one by one."""
     token = secrets.token_hex(32)
     step = w.OpenPorts(token, questions.port)
-    answers, failures = apart(visits.ask(dict.fromkeys(hosts, step), w.PortsOpened))
+    answers, failures = split_answers(sessions.ask(dict.fromkeys(hosts, step), w.PortsOpened))
     report.add_failures(failures)
     for name in [name for name, answer in answers.items() if answer.fault]:
         report.findings.append(
             error("port", [name], answers.pop(name).fault, "name another port, or leave it out")
         )
-    targets = {name: _target(answer, name, questions) for name, answer in answers.items()}
+    targets = {name: _target_addresses(answer, name, questions) for name, answer in answers.items()}
     for name in [name for name, addresses in targets.items() if not addresses]:
         del answers[name]
         report.findings.append(error("network", [name], _NO_ADDRESS, _GIVE_ADDRESS))
     links: dict[Pair, Link] = {}
-    end_s, schedule = time.monotonic() + NETWORK_S_MAX, network.rounds(list(answers))
+    end_s, schedule = time.monotonic() + NETWORK_S_MAX, network.schedule_rounds(list(answers))
     while schedule and time.monotonic() < end_s:
-        links |= _measured(visits, schedule.pop(0), targets, answers, token, report)
-    doubted = [*(pair for pair, link in links.items() if link.is_cut), *network.slow(links)]
-    for pair in list({frozenset(pair): pair for pair in doubted}.values())[:AGAIN_MAX]:
+        links |= _measure_pairs(sessions, schedule.pop(0), targets, answers, token, report)
+    suspect_pairs = [*(pair for pair, link in links.items() if link.is_cut), *network.find_slow_links(links)]
+    for pair in list({frozenset(pair): pair for pair in suspect_pairs}.values())[:REMEASURED_MAX]:
         if time.monotonic() < end_s:
-            new = _measured(visits, [pair], targets, answers, token, report)
-            links |= {each: _better(links[each], link) for each, link in new.items()}
+            new = _measure_pairs(sessions, [pair], targets, answers, token, report)
+            links |= {each: _better_link(links[each], link) for each, link in new.items()}
     report.findings += network.findings(links, sum(map(len, schedule)))
-    sent = [link for link in links.values() if not link.is_cut]
-    if sent and not any(finding.what == "network" for finding in report.findings):
-        rate, rtt_s = network.medians(sent)
-        text = f"{counted(len(sent) // 2, 'pair')} of nodes reach each other, {rate / 1e6:.0f} MB/s and {rtt_s * 1000:.2g} ms"
+    working = [link for link in links.values() if not link.is_cut]
+    if working and not any(finding.what == "network" for finding in report.findings):
+        rate, rtt_s = network.medians(working)
+        text = f"{format_count(len(working) // 2, 'pair')} of nodes reach each other, {rate / 1e6:.0f} MB/s and {rtt_s * 1000:.2g} ms"
         report.passed.append(("network", text))
     return links, answers
 
@@ -187,54 +187,56 @@ _NO_ADDRESS = "has no IPv4 address other than loopback, so ranks elsewhere canno
 _GIVE_ADDRESS = "give an interface an IPv4 address, or set a reachable `address` in ssh.hosts_file"
 
 
-def _target(answer: w.PortsOpened, name: str, questions: Questions) -> tuple[str, ...]:
+def _target_addresses(answer: w.PortsOpened, name: str, questions: CheckRequest) -> tuple[str, ...]:
     """Return the addresses for connections to a host: the user's, or those of the interface, or all."""
     if questions.addresses.get(name):
         return (questions.addresses[name],)
-    named = tuple(word.removeprefix("=") for word in (questions.interface or "").split(",") if word)
-    mine = [address.ip for address in answer.addresses if named and address.interface.startswith(named)]
-    return tuple(mine or [address.ip for address in answer.addresses])
+    interfaces = tuple(word.removeprefix("=") for word in (questions.interface or "").split(",") if word)
+    interface_ips = [
+        address.ip for address in answer.addresses if interfaces and address.interface.startswith(interfaces)
+    ]
+    return tuple(interface_ips or [address.ip for address in answer.addresses])
 
 
-def _measured(
-    visits: Visits,
+def _measure_pairs(
+    sessions: HostSessions,
     pairs: Sequence[Pair],
     targets: Mapping[str, tuple[str, ...]],
     opened: Mapping[str, w.PortsOpened],
     token: str,
-    report: Report,
+    report: ClusterReport,
 ) -> dict[Pair, Link]:
     """Let both ends of disjoint pairs connect and send to each other, in both directions at the same time."""
     ends = {one: other for pair in pairs for one, other in (pair, pair[::-1])}
     steps = {
         end: w.MeasurePeer(targets[other], opened[other].ports, token, SEND_S) for end, other in ends.items()
     }
-    answers, failures = apart(visits.ask(steps, Link, LINK_S_MAX))
+    answers, failures = split_answers(sessions.ask(steps, Link, LINK_S_MAX))
     report.add_failures(
         {name: failure for name, failure in failures.items() if name not in report.unusable()}
     )
     return {(one, ends[one]): link for one, link in answers.items()}
 
 
-def _better(one: Link, other: Link) -> Link:
+def _better_link(one: Link, other: Link) -> Link:
     return max(one, other, key=lambda link: (not link.is_cut, link.bytes_per_s, -link.rtt_s))
 
 
 # All-reduce
 
 
-def _alone(
+def _reduce_steps(
     hosts: Sequence[str],
     links: Mapping[Pair, Link],
     opened: Mapping[str, w.PortsOpened],
-    questions: Questions,
+    questions: CheckRequest,
     facts: Mapping[str, HostFacts],
-) -> dict[str, w.ReduceAll]:
+) -> dict[str, w.AllReduce]:
     """Return the all-reduce step of each reachable node, as if alone; several nodes meet at the first one's port."""
     addresses = {other: link.address for (_, other), link in links.items() if link.address}
     has_gpus = bool(questions.job.gpus_each) and all(facts[name].gpus for name in hosts)
     return {
-        name: w.ReduceAll(
+        name: w.AllReduce(
             rank=0, world=1, address=addresses[name], port=opened[name].ports[0], program=questions.programs[name],
             env={**_interface_env(opened[name].addresses, addresses[name]), **questions.env}, on_gpu=has_gpus and not questions.gpus_held,
         )
@@ -242,57 +244,65 @@ def _alone(
     }  # fmt: skip
 
 
-def _interface_env(own: Sequence[Address], address: str) -> dict[str, str]:
-    interface = next((setting.interface.partition(":")[0] for setting in own if setting.ip == address), "")
+def _interface_env(addresses: Sequence[Address], address: str) -> dict[str, str]:
+    interface = next(
+        (setting.interface.partition(":")[0] for setting in addresses if setting.ip == address), ""
+    )
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
 
 
-def _reduce(visits: Visits, alone: Mapping[str, w.ReduceAll], report: Report) -> None:
+def _check_reduce(
+    sessions: HostSessions, reduce_steps: Mapping[str, w.AllReduce], report: ClusterReport
+) -> None:
     """Run an all-reduce over all nodes; if it fails, find the nodes that cause it."""
-    end_s, nodes = time.monotonic() + BISECT_S_MAX, tuple(alone)
-    library = "NCCL" if alone[nodes[0]].on_gpu else "gloo"
+    end_s, nodes = time.monotonic() + BISECT_S_MAX, tuple(reduce_steps)
+    library = "NCCL" if reduce_steps[nodes[0]].on_gpu else "gloo"
     faults: dict[str, str] = {}
 
     def succeeds(nodes: tuple[str, ...]) -> bool:
         if time.monotonic() > end_s:
             raise Cancelled
-        failed = _trial(visits, alone, nodes)
+        failed = _try_reduce(sessions, reduce_steps, nodes)
         faults.update(failed)
         return not failed
 
     began_s = time.monotonic()
     if succeeds(nodes):
         took_s = time.monotonic() - began_s
-        text = f"all-reduce over {counted(len(nodes), 'node')} with {library} works ({took_s:.1f} s including the import of torch)"
+        text = f"all-reduce over {format_count(len(nodes), 'node')} with {library} works ({took_s:.1f} s including the import of torch)"
         report.passed.append(("reduce", text))
         return
     fix = "read the reason; `NCCL_DEBUG=INFO` or `TORCH_CPP_LOG_LEVEL=INFO` in env: shows more"
     try:
-        found = network.suspects(nodes, succeeds)
+        culprits = network.find_suspects(nodes, succeeds)
     except Cancelled:
-        text = f"all-reduce over {counted(len(nodes), 'node')} with {library} fails: {next(iter(faults.values()))}"
+        text = f"all-reduce over {format_count(len(nodes), 'node')} with {library} fails: {next(iter(faults.values()))}"
         report.findings += [
             error("reduce", (), text, fix),
             note("reduce", (), "the search for the failing node timed out"),
         ]
         return
-    why = next((faults[name] for name in found if name in faults), next(iter(faults.values())))
-    text = f"all-reduce over {counted(len(nodes), 'node')} with {library} fails when {names(found)} take part: {why}"
+    why = next((faults[name] for name in culprits if name in faults), next(iter(faults.values())))
+    text = f"all-reduce over {format_count(len(nodes), 'node')} with {library} fails when {join_names(culprits)} take part: {why}"
     report.findings.append(
-        error("reduce", found, text.replace("take part", "takes part") if len(found) == 1 else text, fix)
+        error(
+            "reduce", culprits, text.replace("take part", "takes part") if len(culprits) == 1 else text, fix
+        )
     )
 
 
-def _trial(visits: Visits, alone: Mapping[str, w.ReduceAll], nodes: Sequence[str]) -> dict[str, str]:
+def _try_reduce(
+    sessions: HostSessions, reduce_steps: Mapping[str, w.AllReduce], nodes: Sequence[str]
+) -> dict[str, str]:
     """Run an all-reduce over some nodes; return why it failed, by node."""
-    first = alone[nodes[0]]
+    first = reduce_steps[nodes[0]]
     steps = {
-        name: replace(alone[name], rank=rank, world=len(nodes), address=first.address, port=first.port)
+        name: replace(reduce_steps[name], rank=rank, world=len(nodes), address=first.address, port=first.port)
         for rank, name in enumerate(nodes)
     }
-    answers = visits.ask(steps, w.AllReduced, REDUCE_S_MAX)
-    said = {
+    answers = sessions.ask(steps, w.AllReduced, REDUCE_S_MAX)
+    faults = {
         name: answer.reason if isinstance(answer, LaunchError) else answer.fault
         for name, answer in answers.items()
     }
-    return {name: fault for name, fault in said.items() if fault}
+    return {name: fault for name, fault in faults.items() if fault}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from orchestrator.core import codec
 from orchestrator.core.errors import OrchError
-from orchestrator.core.host import host_memory
-from orchestrator.core.host.host_memory import Note
+from orchestrator.core.host import host_health
+from orchestrator.core.host.host_health import HostHealth
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.layout import JobDir
 
@@ -19,14 +19,14 @@ JOBS_MAX = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class SeenHost:
     """A host as a job or a check has last seen it; `failure`: the last one that still counts."""
 
     name: str
     seen_at: float
     state: str
     job: str
-    failure: Note | None
+    failure: HostHealth | None
 
     def as_json(self) -> codec.Json:
         """Return the host as `orch nodes --json` prints it."""
@@ -42,30 +42,30 @@ class Host:
         }
 
 
-def hosts(folder: Path, wall_s: float) -> list[Host]:
+def list_hosts(folder: Path, wall_s: float) -> list[SeenHost]:
     """Return the hosts of a job home, by name. Raises ClusterError when it cannot be read."""
-    failed = host_memory.failures(folder, wall_s)
-    seen = [(note.host, note.at, _state(note), note.job) for note in host_memory.notes(folder).values()]
-    for job in home.jobs(folder)[-JOBS_MAX:]:
+    failures = host_health.recent_failures(folder, wall_s)
+    seen = [(note.host, note.at, _state(note), note.job) for note in host_health.read_all(folder).values()]
+    for job in home.list_jobs(folder)[-JOBS_MAX:]:
         with contextlib.suppress(OSError, ValueError, OrchError):
-            seen += _of_job(job, wall_s)
+            seen += _hosts_of_job(job, wall_s)
     latest = {name: (at, state, job) for name, at, state, job in sorted(seen, key=lambda one: one[1])}
-    return [Host(name, *said, failed.get(name)) for name, said in sorted(latest.items())]
+    return [SeenHost(name, *details, failures.get(name)) for name, details in sorted(latest.items())]
 
 
-def _state(note: Note) -> str:
+def _state(note: HostHealth) -> str:
     if note.job:
         return "was lost"
     return "failed its check" if note.fault else "passed its check"
 
 
-def _of_job(job: JobDir, wall_s: float) -> Iterator[tuple[str, float, str, str]]:
+def _hosts_of_job(job: JobDir, wall_s: float) -> Iterator[tuple[str, float, str, str]]:
     """Yield the hosts of a job's last status, with time and state. Raises OSError, ValueError, OrchError."""
-    if not home.is_ours(job):
+    if not home.is_own_job(job):
         return
     status = status_file.read(job, wall_s)
     if status.backend == "local":
         return
-    at = status_file.seconds(status.written_at)
+    at = status_file.parse_iso(status.written_at)
     for node in status.nodes:
         yield node.host or node.name, at, node.state, job.id

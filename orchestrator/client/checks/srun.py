@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import fanout
-from orchestrator.backends.ssh.conversation import Line, Remote
-from orchestrator.client.checks.visits import VISIT_S_MAX, Reach
+from orchestrator.backends.ssh.bootstrap_session import HostConnection, RemoteProcess
+from orchestrator.client.checks.host_sessions import SESSIONS_S_MAX, ReachHosts
 from orchestrator.core.slurm import step_env
 from orchestrator.core.slurm.hostlist import expand
 
-OPTIONS = (
+SRUN_OPTIONS = (
     "--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0",
     "--export=ALL", "--unbuffered",
 )  # fmt: skip
@@ -30,7 +30,7 @@ READ_BYTES = 64 << 10
 ERRORS_BYTES_MAX = 4096
 
 
-def nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
+def allocation_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the nodes of the allocation that this process is in; none outside of one, and inside a step of one."""
     if not environ.get("SLURM_JOB_ID"):
         return ()
@@ -40,19 +40,21 @@ def nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
         return ()
 
 
-def by_srun(environ: Mapping[str, str]) -> Reach:
+def reach_by_srun(environ: Mapping[str, str]) -> ReachHosts:
     """Return the function that opens sessions to the nodes of this allocation."""
 
     def reach(
-        names: Sequence[str], visit: Callable[[Line, str], None], failed: Callable[[str, LaunchError], None]
+        names: Sequence[str],
+        visit: Callable[[HostConnection, str], None],
+        failed: Callable[[str, LaunchError], None],
     ) -> None:
-        def go(name: str) -> None:
+        def run_session(name: str) -> None:
             try:
                 visit(_SrunLine(name, environ), name)
             except LaunchError as err:
                 failed(name, err)
 
-        fanout.fan_out(names, go, VISIT_S_MAX, len(names))
+        fanout.fan_out(names, run_session, SESSIONS_S_MAX, len(names))
 
     return reach
 
@@ -62,9 +64,9 @@ class _SrunLine:
         self._node = node
         self._environ = environ
 
-    def run(self, command: str) -> Remote:
-        argv = ("srun", *OPTIONS, f"--nodelist={self._node}", "/bin/sh", "-c", command)
-        return SlurmCommand(argv, step_env.for_srun(self._environ), own_session=True)
+    def run(self, command: str) -> RemoteProcess:
+        argv = ("srun", *SRUN_OPTIONS, f"--nodelist={self._node}", "/bin/sh", "-c", command)
+        return SlurmCommand(argv, step_env.srun_env(self._environ), own_session=True)
 
 
 class SlurmCommand:
@@ -111,8 +113,8 @@ class SlurmCommand:
                     rest, self._buffer = bytes(self._buffer), bytearray()
                     return rest or None
                 self._buffer += data
-        line, _, rest_of = bytes(self._buffer).partition(b"\n")
-        self._buffer = bytearray(rest_of)
+        line, _, remainder = bytes(self._buffer).partition(b"\n")
+        self._buffer = bytearray(remainder)
         return line
 
     def exit_code(self, wait_s: float) -> int | None:

@@ -37,18 +37,18 @@ _SUMMARY = "train_runtime"
 """In the last line of transformers' Trainer: its loss is a mean over steps that other attempts may have made."""
 
 
-def of_log(log: Path) -> tuple[str, str] | None:
+def read_losses(log: Path) -> tuple[str, str] | None:
     """Return the first and the last loss in a rank's log, as text; None if it has none."""
     try:
-        with ownership.regular_file(log) as file:
+        with ownership.open_for_reading(log) as file:
             head = file.read(HEAD_BYTES)
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             is_cut, tail = file.tell() > 0, file.read(TAIL_BYTES)
     except OSError:
         return None
     lines = _lines(tail)
-    first = next(_losses(_lines(head)), None)
-    last = list(_losses(lines[1:] if is_cut and len(lines) > 1 else lines))
+    first = next(_find_losses(_lines(head)), None)
+    last = list(_find_losses(lines[1:] if is_cut and len(lines) > 1 else lines))
     return (first, last[-1]) if first and last else None
 
 
@@ -56,7 +56,7 @@ def _lines(raw: bytes) -> list[str]:
     return _LINE_END.split(_COLOUR.sub("", raw.decode(errors="replace")))
 
 
-def _losses(lines: list[str]) -> Iterator[str]:
+def _find_losses(lines: list[str]) -> Iterator[str]:
     """Yield the training losses, as the last word for a phase before each shows."""
     for line in lines:
         for found in _LOSS.finditer(line) if _SUMMARY not in line else ():

@@ -24,15 +24,15 @@ from pathlib import Path
 from orchestrator.client.logs.lines import (
     CUT_MARK,
     LINE_BYTES_MAX,
-    Cut,
-    Cutter,
+    CutLines,
+    LineCutter,
     LogBlock,
     LogLine,
     block_at,
     cut_backward,
+    filter_lines,
     line_start,
     lines,
-    settled,
 )
 from orchestrator.core.jobdir.layout import JobDir, attempt_of, rank_of
 from orchestrator.core.jobdir.log_index import IndexCursor, offset_at
@@ -50,10 +50,10 @@ POLL_BYTES_MAX = 4 << 20
 _DRAIN_POLLS_MAX = 100_000
 _READ_BYTES_MAX = 16 << 20
 _BLOCK_BYTES_MIN = 8 << 10
-_FAR = 1 << 64
+_NO_LIMIT = 1 << 64
 NO_SECRETS = Mask(())
 _NODE_LOG = re.compile(r"node-(.+)\.log$")
-_TIME = attrgetter("time_ns")
+_BLOCK_TIME = attrgetter("time_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class LogQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _LogFile:
     """One log file, with its size and time when it was listed."""
 
     attempt: int
@@ -204,27 +204,27 @@ class Follower:
 
     def _merged(self, new: list[LogBlock]) -> list[LogBlock]:
         new.sort(key=lambda block: (block.attempt, block.time_ns))
-        return list(settled(new, self._query.grep, self._mask))
+        return list(filter_lines(new, self._query.grep, self._mask))
 
 
-def _sources(job: JobDir, query: LogQuery) -> list[_Source]:
+def _sources(job: JobDir, query: LogQuery) -> list[_LogFile]:
     """Return the logs that `query` wants, by attempt, node logs first, then by rank."""
     numbers = attempts(job) if query.attempt is None else (query.attempt,)
     sources = [source for attempt in numbers for source in _attempt_sources(job, query, attempt)]
     return sorted(sources, key=attrgetter("order"))
 
 
-def _attempt_sources(job: JobDir, query: LogQuery, attempt: int) -> Iterator[_Source]:
+def _attempt_sources(job: JobDir, query: LogQuery, attempt: int) -> Iterator[_LogFile]:
     for node in sorted(set(query.nodes)):
-        yield from _stat(job.node_log(attempt, node), attempt, None, node)
+        yield from _stat_log(job.node_log(attempt, node), attempt, None, node)
     if query.ranks or query.nodes:
         for rank in sorted(set(query.ranks)):
-            yield from _stat(job.rank_log(attempt, rank), attempt, rank, None)
+            yield from _stat_log(job.rank_log(attempt, rank), attempt, rank, None)
         return
     for path in _entries(job.attempt_logs(attempt)):
         rank_number = rank_of(path)
         if rank_number is not None:
-            yield from _stat(path, attempt, rank_number, None)
+            yield from _stat_log(path, attempt, rank_number, None)
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -234,17 +234,17 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _stat(path: Path, attempt: int, rank: int | None, node: str | None) -> Iterator[_Source]:
+def _stat_log(path: Path, attempt: int, rank: int | None, node: str | None) -> Iterator[_LogFile]:
     """Yield the log at `path`, or nothing when there is none (yet)."""
     try:
         about = path.stat()
     except FileNotFoundError:
         return
-    yield _Source(attempt, rank, node, path, about.st_size, about.st_mtime_ns)
+    yield _LogFile(attempt, rank, node, path, about.st_size, about.st_mtime_ns)
 
 
 def _read(
-    sources: list[_Source], query: LogQuery, now_ns: int, mask: Mask, is_timed: bool
+    sources: list[_LogFile], query: LogQuery, now_ns: int, mask: Mask, is_timed: bool
 ) -> Iterator[LogBlock]:
     sources = [source for source in sources if source.size_bytes]
     groups = [list(group) for _, group in itertools.groupby(sources, key=attrgetter("attempt"))]
@@ -254,21 +254,21 @@ def _read(
     scan = _Scan(block_bytes, is_timed, after_ns, now_ns, mask)
     if query.tail is not None:
         newest_first = itertools.chain.from_iterable(_merge_backward(group, scan) for group in groups[::-1])
-        yield from _last(settled(newest_first, query.grep, mask), query.tail)
+        yield from _last_lines(filter_lines(newest_first, query.grep, mask), query.tail)
         return
     if query.since_s is None and query.grep is None:
         groups = groups[-1:]
     for group in groups:
-        merged = heapq.merge(*(_forward(one, scan) for one in group), key=_TIME)
-        yield from settled(merged, query.grep, mask)
+        merged = heapq.merge(*(_read_forward(one, scan) for one in group), key=_BLOCK_TIME)
+        yield from filter_lines(merged, query.grep, mask)
 
 
-def _merge_backward(group: list[_Source], scan: _Scan) -> Iterator[LogBlock]:
+def _merge_backward(group: list[_LogFile], scan: _Scan) -> Iterator[LogBlock]:
     """Merge newest first, in exactly the reverse order of the merge forward; in a block lines keep their order."""
-    return heapq.merge(*(_backward(one, scan) for one in reversed(group)), key=_TIME, reverse=True)
+    return heapq.merge(*(_read_backward(one, scan) for one in reversed(group)), key=_BLOCK_TIME, reverse=True)
 
 
-def _last(newest_first: Iterable[LogBlock], count: int) -> list[LogBlock]:
+def _last_lines(newest_first: Iterable[LogBlock], count: int) -> list[LogBlock]:
     """Return the blocks of the last `count` lines, oldest first."""
     kept: list[LogBlock] = []
     for block in newest_first if count else ():
@@ -283,44 +283,44 @@ def _last(newest_first: Iterable[LogBlock], count: int) -> list[LogBlock]:
     return kept[::-1]
 
 
-def _forward(source: _Source, scan: _Scan) -> Iterator[LogBlock]:
+def _read_forward(source: _LogFile, scan: _Scan) -> Iterator[LogBlock]:
     """Yield a log's lines in file order, from the first that is later than the scan's start."""
     offset = 0
     if scan.after_ns >= 0 and source.index is not None:
         offset = line_start(
             source.path, min(source.size_bytes, offset_at(source.index, scan.after_ns)), scan.mask
         )
-    cutter, cursor = Cutter(offset, scan.mask), IndexCursor(source.index if scan.is_timed else None)
+    cutter, cursor = LineCutter(offset, scan.mask), IndexCursor(source.index if scan.is_timed else None)
     while cutter.offset < source.size_bytes:
         block_bytes = min(scan.block_bytes, source.size_bytes - cutter.offset)
         block = block_at(source.path, cutter.offset, block_bytes)
         if not block:  # cut off while it was read
             break
-        yield from _later(_stamp(source, cutter.add(block), cursor, scan.now_ns), scan)
-    yield from _later(_stamp(source, cutter.end(), cursor, scan.now_ns), scan)
+        yield from _after_start(_add_times(source, cutter.add(block), cursor, scan.now_ns), scan)
+    yield from _after_start(_add_times(source, cutter.end(), cursor, scan.now_ns), scan)
 
 
-def _later(blocks: Iterator[LogBlock], scan: _Scan) -> Iterator[LogBlock]:
+def _after_start(blocks: Iterator[LogBlock], scan: _Scan) -> Iterator[LogBlock]:
     return (block for block in blocks if block.time_ns > scan.after_ns)
 
 
-def _backward(source: _Source, scan: _Scan) -> Iterator[LogBlock]:
+def _read_backward(source: _LogFile, scan: _Scan) -> Iterator[LogBlock]:
     """Yield a log's blocks from the last to the first that is later than the scan's start."""
     for cut in cut_backward(source.path, source.size_bytes, scan.block_bytes, scan.mask):
-        stamped = list(_stamp(source, cut, IndexCursor(source.index), scan.now_ns))
+        stamped = list(_add_times(source, cut, IndexCursor(source.index), scan.now_ns))
         for block in reversed(stamped):
             if block.time_ns <= scan.after_ns:
                 return
             yield block
 
 
-def _stamp(source: _Source, cut: Cut, cursor: IndexCursor, now_ns: int) -> Iterator[LogBlock]:
+def _add_times(source: _LogFile, cut: CutLines, cursor: IndexCursor, now_ns: int) -> Iterator[LogBlock]:
     """Yield lines with their times; lines beyond the index get the file's mtime."""
     for end, data in cut:
         offset, begin = end + 1 - len(data), 0
         while begin < len(data):
             line_end = offset + data.find(b"\n", begin)
-            noted_ns, until = cursor.span(line_end) or (max(cursor.time_ns, source.mtime_ns), _FAR)
+            noted_ns, until = cursor.span(line_end) or (max(cursor.time_ns, source.mtime_ns), _NO_LIMIT)
             stop = data.rfind(b"\n", begin, until - offset) + 1
             time_ns = min(noted_ns, now_ns)
             yield LogBlock(time_ns, source.attempt, source.rank, source.node, data[begin:stop])
@@ -332,10 +332,10 @@ class _Tail:
 
     __slots__ = ("_cursor", "_cutter", "_held_ns", "_mask", "source")
 
-    def __init__(self, source: _Source, mask: Mask) -> None:
+    def __init__(self, source: _LogFile, mask: Mask) -> None:
         self.source = source
         self._mask = mask
-        self._cutter = Cutter(source.size_bytes, mask)
+        self._cutter = LineCutter(source.size_bytes, mask)
         self._cursor = IndexCursor(source.index)
         self._held_ns: int | None = None
 
@@ -343,11 +343,11 @@ class _Tail:
     def offset(self) -> int:
         return self._cutter.offset
 
-    def more(self, source: _Source, limit_bytes: int, now_ns: int) -> Iterator[LogBlock]:
+    def more(self, source: _LogFile, limit_bytes: int, now_ns: int) -> Iterator[LogBlock]:
         """Yield the lines added since the last call, up to `limit_bytes`. `source` is the log as it is now."""
         if source.size_bytes < self.offset:  # truncated: it starts again
             yield from self.flush(now_ns)
-            self._cutter, self._cursor = Cutter(0, self._mask), IndexCursor(source.index)
+            self._cutter, self._cursor = LineCutter(0, self._mask), IndexCursor(source.index)
         self.source = source
         self._cursor.refresh()
         end = min(source.size_bytes, self.offset + limit_bytes)
@@ -358,15 +358,15 @@ class _Tail:
             cut = self._cutter.add(block)
             if cut:
                 self._held_ns = None
-            yield from _stamp(source, cut, self._cursor, now_ns)
+            yield from _add_times(source, cut, self._cursor, now_ns)
         if self._is_due(now_ns):
-            yield from _stamp(source, self._cutter.flush(), self._cursor, now_ns)
+            yield from _add_times(source, self._cutter.flush(), self._cursor, now_ns)
             self._held_ns = None
 
     def flush(self, now_ns: int) -> list[LogBlock]:
         """Return the unfinished line."""
         self._held_ns = None
-        return list(_stamp(self.source, self._cutter.end(), self._cursor, now_ns))
+        return list(_add_times(self.source, self._cutter.end(), self._cursor, now_ns))
 
     def _is_due(self, now_ns: int) -> bool:
         if not self._cutter.rest:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from orchestrator.core import codec
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.mask import Mask, of_secrets
+from orchestrator.core.mask import Mask, make_mask
 
 
-def of_job(job: JobDir) -> Mask:
+def load_mask(job: JobDir) -> Mask:
     """Return the mask of a job's secrets; an empty one for another user's job, whose secrets cannot be read.
 
     Raises ValueError when they are damaged, or missing though the job has some.
@@ -24,7 +24,7 @@ def of_job(job: JobDir) -> Mask:
         return Mask(())
     except OSError as err:
         raise ValueError(f"they cannot be read: {err.strerror}") from err
-    return of_secrets(map(str, secrets.values()), webhook)
+    return make_mask(map(str, secrets.values()), webhook)
 
 
 def _has_secrets(job: JobDir) -> bool:

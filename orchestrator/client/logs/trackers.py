@@ -26,44 +26,44 @@ RUNS_MAX = 16
 """How many runs are named, the newest."""
 
 
-def runs(job: JobDir, since_s: float) -> tuple[TrackerRun, ...]:
+def find_runs(job: JobDir, since_s: float) -> tuple[TrackerRun, ...]:
     """Return the runs that were written after a time, seconds since 1970, in the order of their paths."""
     newest: dict[TrackerRun, float] = {}
-    for run, written_s in itertools.islice(_files(job), ENTRIES_MAX):
+    for run, written_s in itertools.islice(_scan_entries(job), ENTRIES_MAX):
         if run is not None and written_s >= since_s:
             newest[run] = max(written_s, newest.get(run, 0.0))
     kept = sorted(newest, key=lambda run: newest[run])[-RUNS_MAX:]
     return tuple(sorted(kept, key=lambda run: run.path))
 
 
-def files(run: TrackerRun) -> list[Path]:
+def run_files(run: TrackerRun) -> list[Path]:
     """Return the files of a run, links left out: a run of TensorBoard has those that its folder itself holds."""
     folder = Path(run.path)
     found = folder.rglob("*") if run.kind == "wandb" else folder.glob("*tfevents*")
     return sorted(path for path in found if path.is_file() and not path.is_symlink())
 
 
-def with_runs(job: JobDir, status: Status) -> Status:
+def add_runs(job: JobDir, status: Status) -> Status:
     """Return a status that names the job's runs."""
-    return replace(status, trackers=runs(job, status_file.seconds(status.created_at)))
+    return replace(status, trackers=find_runs(job, status_file.parse_iso(status.created_at)))
 
 
-def _files(job: JobDir) -> Iterator[tuple[TrackerRun | None, float]]:
+def _scan_entries(job: JobDir) -> Iterator[tuple[TrackerRun | None, float]]:
     """Yield for each entry, those of the upper folders first, the run that it is a file of, if any, and its time."""
     places = (job.checkpoints, job.code, job.root / "tensorboard", job.root / "wandb")
-    todo = deque((place, 1) for place in places if not place.is_symlink())
-    while todo:
-        folder, depth = todo.popleft()
+    pending = deque((place, 1) for place in places if not place.is_symlink())
+    while pending:
+        folder, depth = pending.popleft()
         try:
-            with os.scandir(folder) as found:
-                entries = sorted(itertools.islice(found, ENTRIES_MAX), key=lambda entry: entry.name)
+            with os.scandir(folder) as scan:
+                entries = sorted(itertools.islice(scan, ENTRIES_MAX), key=lambda entry: entry.name)
         except OSError:
             continue
         for entry in entries:
-            kind = _kind(folder.name, entry.name)
+            kind = _tracker_kind(folder.name, entry.name)
             try:
                 if entry.is_dir(follow_symlinks=False) and depth < DEPTH_MAX and entry.name[0] != ".":
-                    todo.append((folder / entry.name, depth + 1))
+                    pending.append((folder / entry.name, depth + 1))
                 if kind and entry.is_file(follow_symlinks=False):
                     yield TrackerRun(kind, str(folder)), entry.stat(follow_symlinks=False).st_mtime
                     continue
@@ -72,7 +72,7 @@ def _files(job: JobDir) -> Iterator[tuple[TrackerRun | None, float]]:
             yield None, 0.0
 
 
-def _kind(folder: str, name: str) -> str:
+def _tracker_kind(folder: str, name: str) -> str:
     """Return the tracker that writes files of this name: TensorBoard's have `tfevents` in theirs."""
     if "tfevents" in name:
         return "tensorboard"

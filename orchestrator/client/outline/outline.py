@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.backends.api import LaunchError
-from orchestrator.client.outline.ask_hosts import ask_hosts
+from orchestrator.client.outline.host_survey import survey_hosts
 from orchestrator.core import codec, placeholders
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError
@@ -22,18 +22,18 @@ from orchestrator.core.host_facts import HardwareFacts
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.planned import PlannedNode
+from orchestrator.core.plan_types import PlannedNode
 from orchestrator.core.settings import rank_env
 from orchestrator.core.settings.rank_env import NodePlan
-from orchestrator.core.settings.rank_settings import Layers, SetBy, Setting, is_watched, settings
-from orchestrator.core.text import counted, ranks_text
+from orchestrator.core.settings.rank_settings import EnvLayers, SetBy, Setting, decide_settings, is_watched
+from orchestrator.core.text import format_count, ranks_text
 from orchestrator.spec.load import SpecFile
-from orchestrator.submission import refusals, render, submit
+from orchestrator.submission import render, submit, submit_checks
 
-JOB = JobDir(Path("{job_dir}"))
+PLACEHOLDER_JOB = JobDir(Path("{job_dir}"))
 """Placeholder for the folder of a job that is not created."""
 
-EVIDENCE = Path("{job_dir}/evidence/attempt-{attempt}")
+PLACEHOLDER_EVIDENCE = Path("{job_dir}/evidence/attempt-{attempt}")
 """Placeholder for the evidence folder of such a job."""
 
 
@@ -89,23 +89,23 @@ class Outline:
         return data
 
 
-def outline(file: SpecFile, environ: Mapping[str, str]) -> Outline:
+def make_outline(file: SpecFile, environ: Mapping[str, str]) -> Outline:
     """Return the outline of the job that a submit would start. Raises OrchError as a submit would."""
     wall_s = time.time()
-    plan = submit.plan_for(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
-    refusals.refuse_missing(file, plan, environ)
-    render.render(plan, JobDir(home.home(environ) / "jobs" / plan.id), sys.executable)  # it may refuse
+    plan = submit.make_plan(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
+    submit_checks.refuse_missing(file, plan, environ)
+    render.render(plan, JobDir(home.job_home(environ) / "jobs" / plan.id), sys.executable)  # it may refuse
     nodes, notes = _nodes(plan, environ)
-    outer = rank_env.outer_env(environ, plan.secrets)
+    submit_env = rank_env.submitter_env(environ, plan.secrets)
     answered = sum(not node.fault for node in nodes)
-    wanted = plan.pool.nodes + plan.pool.spares if plan.pool is not None else len(nodes)
-    if answered < wanted:
-        notes.append(f"{counted(answered, 'host')} can be used, {wanted} needed")
+    wanted_hosts = plan.pool.nodes + plan.pool.spares if plan.pool is not None else len(nodes)
+    if answered < wanted_hosts:
+        notes.append(f"{format_count(answered, 'host')} can be used, {wanted_hosts} needed")
     return Outline(
         name=plan.name,
         backend=plan.backend,
-        size=plan.size,
-        command=plan.argv[-1] if plan.shell else placeholders.shown(plan.argv),
+        size=plan.size_text,
+        command=plan.argv[-1] if plan.shell else placeholders.quote_command(plan.argv),
         world_size=plan.world_size,
         batch_size=plan.effective_batch,
         batch=plan.batch_text,
@@ -114,9 +114,9 @@ def outline(file: SpecFile, environ: Mapping[str, str]) -> Outline:
             *(Setting(name, value, SetBy.YOU, plan.origins[name]) for name, value in plan.env.items() if not is_watched(name)),
             *(Setting(name, "(secret)", SetBy.YOU, file.where("secrets")) for name in plan.secrets if not is_watched(name)),
         ),
-        inherited=sum(not is_watched(name) and name not in plan.env for name in rank_env.inherited(plan, outer)),
+        inherited=sum(not is_watched(name) and name not in plan.env for name in rank_env.inherited_env(plan, submit_env)),
         notes=tuple(notes),
-        exit_code=0 if answered >= wanted else ClusterError.exit_code,
+        exit_code=0 if answered >= wanted_hosts else ClusterError.exit_code,
         launches=plan.launches,
     )  # fmt: skip
 
@@ -129,61 +129,63 @@ def _nodes(plan: Plan, environ: Mapping[str, str]) -> tuple[tuple[NodeOutline, .
             "the setup lines run on each node before its ranks, and their variables take precedence; they were not run here"
         )
     if plan.ssh is not None:
-        return _over_ssh(plan, environ), notes
+        return _ssh_nodes(plan, environ), notes
     if plan.slurm is not None:
         notes.append(
             "Slurm chooses the nodes: their hardware, and the variables that Slurm and its nodes set, are known only in the allocation"
         )
-        return _on_slurm(plan, environ), notes
+        return _slurm_nodes(plan, environ), notes
     facts = hardware.gather(environ)
     nodes = [
         NodeOutline(
             node.name, node.host, node.ranks, f"GPU {ranks_text(node.gpus)}" if node.gpus else "CPU", facts=facts,
-            settings=_settings(plan, node, facts, "lo", environ),
+            settings=_node_settings(plan, node, facts, "lo", environ),
         )
         for node in plan.nodes
     ]  # fmt: skip
     return tuple(nodes), notes
 
 
-def _over_ssh(plan: Plan, environ: Mapping[str, str]) -> tuple[NodeOutline, ...]:
+def _ssh_nodes(plan: Plan, environ: Mapping[str, str]) -> tuple[NodeOutline, ...]:
     """Return all hosts: the first that can be used get the ranks, as the first attempt would have it if none is busy."""
     assert plan.pool is not None
-    answers, nodes, taken = ask_hosts(plan, environ), [], 0
+    answers, nodes, taken = survey_hosts(plan, environ), [], 0
     for node in plan.nodes:
         answer = answers[node.name]
         if isinstance(answer, LaunchError):
             fix = answer.fix or "inspect the host, then try again"
             nodes.append(NodeOutline(node.name, node.host, (), "", str(answer), fix))
             continue
-        ranks = plan.pool.ranks_of(taken) if taken < plan.pool.nodes else ()
+        ranks = plan.pool.node_ranks(taken) if taken < plan.pool.nodes else ()
         taken += bool(ranks)
         interface = None if plan.pool.nodes > 1 else "" if node.address else "lo"
         facts = answer.hardware
-        decided = _settings(plan, node, facts, interface, environ)
+        decided = _node_settings(plan, node, facts, interface, environ)
         held = "; ".join(map(str, answer.held))
         nodes.append(
-            NodeOutline(node.name, node.host, ranks, _devices(plan), facts=facts, settings=decided, held=held)
+            NodeOutline(
+                node.name, node.host, ranks, _devices_text(plan), facts=facts, settings=decided, held=held
+            )
         )
     return tuple(nodes)
 
 
-def _on_slurm(plan: Plan, environ: Mapping[str, str]) -> tuple[NodeOutline, ...]:
+def _slurm_nodes(plan: Plan, environ: Mapping[str, str]) -> tuple[NodeOutline, ...]:
     assert plan.pool is not None
     node = PlannedNode("", "", "", (), ())
-    decided = _settings(plan, node, None, None if plan.pool.nodes > 1 else "lo", environ)
+    decided = _node_settings(plan, node, None, None if plan.pool.nodes > 1 else "lo", environ)
     return tuple(
-        NodeOutline(f"node {index}", "", plan.pool.ranks_of(index), _devices(plan), settings=decided)
+        NodeOutline(f"node {index}", "", plan.pool.node_ranks(index), _devices_text(plan), settings=decided)
         for index in range(plan.pool.nodes)
     )
 
 
-def _devices(plan: Plan) -> str:
+def _devices_text(plan: Plan) -> str:
     assert plan.pool is not None
-    return counted(plan.pool.gpus_each, "GPU") if plan.pool.gpus_each else "CPU"
+    return format_count(plan.pool.gpus_each, "GPU") if plan.pool.gpus_each else "CPU"
 
 
-def _settings(
+def _node_settings(
     plan: Plan,
     node: PlannedNode,
     facts: HardwareFacts | None,
@@ -193,7 +195,9 @@ def _settings(
     secrets = {name: environ[name] for name in plan.secrets if name in environ}
     host = facts.environ if facts is not None and plan.ssh is not None else {}
     nodes = tuple(planned.name for planned in plan.nodes)
-    at = NodePlan(replace(plan, id="{job_id}"), JOB, node.name, 1, nodes)
-    inherited = rank_env.inherited(plan, rank_env.outer_env(environ, plan.secrets))
-    own = rank_env.node_env(replace(at, plan=plan), inherited, secrets)
-    return settings(facts, at, Layers.of(host, own, {}), interface, EVIDENCE)
+    node_plan = NodePlan(replace(plan, id="{job_id}"), PLACEHOLDER_JOB, node.name, 1, nodes)
+    inherited = rank_env.inherited_env(plan, rank_env.submitter_env(environ, plan.secrets))
+    job_env = rank_env.node_env(replace(node_plan, plan=plan), inherited, secrets)
+    return decide_settings(
+        facts, node_plan, EnvLayers.before_setup(host, job_env, {}), interface, PLACEHOLDER_EVIDENCE
+    )

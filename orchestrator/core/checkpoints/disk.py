@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.core.checkpoints import formats
-from orchestrator.core.checkpoints.names import is_save_file, without_count
-from orchestrator.core.checkpoints.save import Piece, Save
+from orchestrator.core.checkpoints.checkpoint import CheckpointFile, CheckpointRecord
+from orchestrator.core.checkpoints.file_groups import is_checkpoint_file, mask_numbers
 from orchestrator.core.jobdir.durable import sync_folder
 
 BLOCK_BYTES = 4 << 20
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP))
-KEPT = ".kept"
+KEPT_FOLDER = ".kept"
 """Folder, in that of the checkpoints, with copies of what scripts would overwrite or delete before their next checkpoint is
 complete."""
 
@@ -41,16 +41,16 @@ class Comparison:
     are now; `by`: what was compared, as text; `is_unsure`: a file could not be read, which proves nothing."""
 
     fault: str
-    pieces: tuple[Piece, ...]
-    by: str
+    pieces: tuple[CheckpointFile, ...]
+    compared: str
     is_unsure: bool = False
 
 
-def no_pace(_: int) -> None:
+def unlimited_pace(_: int) -> None:
     """Read without a limit on speed."""
 
 
-def sha256(path: Path, pace: Pace = no_pace) -> str:
+def sha256(path: Path, pace: Pace = unlimited_pace) -> str:
     """Return the sha256 of a file. Raises OSError."""
     digest, block = hashlib.sha256(), bytearray(BLOCK_BYTES)
     with formats.open_regular(path) as file:
@@ -60,18 +60,20 @@ def sha256(path: Path, pace: Pace = no_pace) -> str:
     return digest.hexdigest()
 
 
-def hashed(root: Path, pieces: tuple[Piece, ...], pace: Pace = no_pace) -> tuple[Piece, ...] | None:
+def hash_files(
+    root: Path, pieces: tuple[CheckpointFile, ...], pace: Pace = unlimited_pace
+) -> tuple[CheckpointFile, ...] | None:
     """Return files with their sha256; None if one has changed, or changes meanwhile. Raises OSError."""
     done = []
     for piece in pieces:
         digest = piece.sha256 or sha256(root / piece.name, pace)
-        if not is_as_recorded(root, piece):
+        if not matches_record(root, piece):
             return None
         done.append(replace(piece, sha256=digest))
     return tuple(done)
 
 
-def is_as_recorded(root: Path, piece: Piece) -> bool:
+def matches_record(root: Path, piece: CheckpointFile) -> bool:
     """Tell whether a file has the recorded size and time."""
     try:
         about = (root / piece.name).stat()
@@ -85,37 +87,37 @@ def is_same_time(mtime_ns: int, recorded_ns: int) -> bool:
     return mtime_ns in (recorded_ns, recorded_ns // 10**9 * 10**9)
 
 
-def compare(save: Save, *, deep: bool, pace: Pace = no_pace) -> Comparison:
+def compare(checkpoint: CheckpointRecord, *, deep: bool, pace: Pace = unlimited_pace) -> Comparison:
     """Compare the files of a checkpoint with the ledger: sizes and times; the bytes too if these differ, or if `deep`.
 
     Bytes without a sha256 are compared with the checksums of their format. A file with another time and the same bytes
     was only touched or copied.
     """
-    root = Path(save.places[0].root)
+    root = Path(checkpoint.locations[0].root)
     pieces, kinds = [], dict[str, int]()
-    for piece in save.pieces:
+    for piece in checkpoint.files:
         try:
             about = (root / piece.name).stat()
         except OSError as err:
             is_gone = err.errno in _GONE
             fault = f"{piece.name} {'is gone' if is_gone else f'cannot be read: {err.strerror}'}"
-            return Comparison(fault, save.pieces, "", is_unsure=not is_gone)
+            return Comparison(fault, checkpoint.files, "", is_unsure=not is_gone)
         if about.st_size != piece.size_bytes:
             what = (
                 "is empty"
                 if not about.st_size
                 else f"has {about.st_size:,} bytes instead of {piece.size_bytes:,}"
             )
-            return Comparison(f"{piece.name} {what}", save.pieces, "")
+            return Comparison(f"{piece.name} {what}", checkpoint.files, "")
         is_touched = not is_same_time(about.st_mtime_ns, piece.mtime_ns)
         if is_touched or deep:
             try:
                 fault, by = _bytes_differ(root, piece, is_touched, pace)
             except OSError as err:
                 fault = f"{piece.name} cannot be read: {err.strerror}"
-                return Comparison(fault, save.pieces, "", is_unsure=True)
+                return Comparison(fault, checkpoint.files, "", is_unsure=True)
             if fault:
-                return Comparison(f"{piece.name} {fault}", save.pieces, "")
+                return Comparison(f"{piece.name} {fault}", checkpoint.files, "")
         else:
             by = "size and time"
         kinds[by] = kinds.get(by, 0) + 1
@@ -124,51 +126,53 @@ def compare(save: Save, *, deep: bool, pace: Pace = no_pace) -> Comparison:
     return Comparison("", tuple(pieces), " and ".join(by for by in kinds if by) + many)
 
 
-def _bytes_differ(root: Path, piece: Piece, is_touched: bool, pace: Pace) -> tuple[str, str]:
+def _bytes_differ(root: Path, piece: CheckpointFile, is_touched: bool, pace: Pace) -> tuple[str, str]:
     """Return how the bytes of a file differ from the saved ones, and what was compared. Raises OSError."""
     if piece.sha256:
         same = sha256(root / piece.name, pace) == piece.sha256
         return ("" if same else "differs from what was saved (sha256)"), "sha256"
     if is_touched:
         return "was rewritten, and its original checksum is unknown", ""
-    fault, by = formats.checked(root, piece.name, piece.size_bytes)
+    fault, by = formats.verify_file(root, piece.name, piece.size_bytes)
     return fault, by or "size and time, its format has no check sum"
 
 
 # Moves
 
 
-def set_aside(root: Path, save: Save) -> list[tuple[str, str]]:
+def quarantine(root: Path, checkpoint: CheckpointRecord) -> list[tuple[str, str]]:
     """Quarantine the files of a torn checkpoint, so that scripts do not find them: rename them to `.NAME.torn-attempt-N` at
     the top of the checkpoint folder.
 
     Return the renames. Files that differ from their record stay.
     """
-    is_folder = save.main != "." and (root / save.main).is_dir()
-    names = [save.main] if is_folder else [piece.name for piece in save.pieces]
-    if not all(is_as_recorded(root, piece) for piece in save.pieces) or not save.pieces:
+    is_folder = checkpoint.main != "." and (root / checkpoint.main).is_dir()
+    names = [checkpoint.main] if is_folder else [piece.name for piece in checkpoint.files]
+    if not all(matches_record(root, piece) for piece in checkpoint.files) or not checkpoint.files:
         return []
-    return _set_aside(root, names, save.attempt)
+    return _quarantine(root, names, checkpoint.attempt)
 
 
-def set_aside_begun(root: Path, save: Save, attempt: int) -> list[tuple[str, str]]:
+def quarantine_unfinished(root: Path, checkpoint: CheckpointRecord, attempt: int) -> list[tuple[str, str]]:
     """Quarantine folders named like that of a checkpoint, with greater numbers and no checkpoint file: ranks were killed
     before they wrote one.
 
     Return the renames.
     """
-    folder = root / save.main
-    shape = without_count(folder.name)
-    if "#" not in shape or not all(piece.name.startswith(f"{save.main}/") for piece in save.pieces):
+    folder = root / checkpoint.main
+    shape = mask_numbers(folder.name)
+    if "#" not in shape or not all(
+        piece.name.startswith(f"{checkpoint.main}/") for piece in checkpoint.files
+    ):
         return []
     with contextlib.suppress(OSError):
         begun = [
             str(path.relative_to(root))
             for path in sorted(folder.parent.iterdir())
-            if without_count(path.name) == shape and path.is_dir() and _numbers(path) > _numbers(folder)
-            if not any(is_save_file(file.name) for file in path.rglob("*"))
+            if mask_numbers(path.name) == shape and path.is_dir() and _numbers(path) > _numbers(folder)
+            if not any(is_checkpoint_file(file.name) for file in path.rglob("*"))
         ]
-        return _set_aside(root, begun, attempt)
+        return _quarantine(root, begun, attempt)
     return []
 
 
@@ -176,7 +180,7 @@ def _numbers(path: Path) -> list[int]:
     return [int(digits) for digits in re.findall(r"\d+", path.name)]
 
 
-def _set_aside(root: Path, names: Iterable[str], attempt: int) -> list[tuple[str, str]]:
+def _quarantine(root: Path, names: Iterable[str], attempt: int) -> list[tuple[str, str]]:
     moved = []
     for name in names:
         path = root / name
@@ -193,60 +197,62 @@ def _set_aside(root: Path, names: Iterable[str], attempt: int) -> list[tuple[str
     return moved
 
 
-def keep(save: Save, kept: Path, *, copies: bool, older: Iterable[Path] = ()) -> bool:
+def keep_copy(
+    checkpoint: CheckpointRecord, kept_folder: Path, *, copies: bool, older: Iterable[Path] = ()
+) -> bool:
     """Keep a checkpoint in the folder `kept` whatever its script does: by hard links, or by copies (which share blocks if the
     disk can) if its files are overwritten in place. Tell whether it is kept. `older`: the folders that it replaces. Raises
     OSError, also if copies would take too much of the disk."""
-    root = Path(save.places[0].root)
-    kept.parent.mkdir(exist_ok=True)
-    copies = copies or kept.parent.stat().st_dev != (root / save.pieces[0].name).stat().st_dev
+    root = Path(checkpoint.locations[0].root)
+    kept_folder.parent.mkdir(exist_ok=True)
+    copies = copies or kept_folder.parent.stat().st_dev != (root / checkpoint.files[0].name).stat().st_dev
     if copies:
-        free_bytes = shutil.disk_usage(kept.parent).free
-        after_bytes = free_bytes + sum(map(_own_bytes, older))
-        if save.size_bytes > min(PASSING_SHARE * free_bytes, FREE_SHARE * after_bytes):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(kept))
-    part = kept.with_name(f"{kept.name}.part")
+        free_bytes = shutil.disk_usage(kept_folder.parent).free
+        after_bytes = free_bytes + sum(map(_exclusive_bytes, older))
+        if checkpoint.size_bytes > min(PASSING_SHARE * free_bytes, FREE_SHARE * after_bytes):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(kept_folder))
+    part = kept_folder.with_name(f"{kept_folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        for piece in save.pieces:
+        for piece in checkpoint.files:
             target = part / piece.name
             target.parent.mkdir(parents=True, exist_ok=True)
             if copies:
-                copy(root / piece.name, target)
+                copy_file(root / piece.name, target)
             else:
                 os.link(root / piece.name, target)
-            if not is_as_recorded(root, piece) or not is_as_recorded(part, piece):
+            if not matches_record(root, piece) or not matches_record(part, piece):
                 return False  # rewritten meanwhile
-        shutil.rmtree(kept, ignore_errors=True)  # an earlier version of the same checkpoint
-        part.rename(kept)
+        shutil.rmtree(kept_folder, ignore_errors=True)  # an earlier version of the same checkpoint
+        part.rename(kept_folder)
         return True
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _own_bytes(folder: Path) -> int:
+def _exclusive_bytes(folder: Path) -> int:
     """Return the bytes of a folder's files that have no other hard link."""
     found = (path.lstat() for path in folder.rglob("*"))
     return sum(about.st_size for about in found if stat.S_ISREG(about.st_mode) and about.st_nlink == 1)
 
 
-def put_back(save: Save, kept: Path, root: Path) -> bool:
+def restore(checkpoint: CheckpointRecord, kept_folder: Path, root: Path) -> bool:
     """Copy a kept checkpoint back to its original folder, if no file has these names. Tell whether it is complete there.
     Raises OSError."""
-    targets = [root / piece.name for piece in save.pieces]
+    targets = [root / piece.name for piece in checkpoint.files]
     if any(map(os.path.lexists, targets)):
-        return all(is_as_recorded(root, piece) for piece in save.pieces)
-    for piece, target in zip(save.pieces, targets, strict=True):
+        return all(matches_record(root, piece) for piece in checkpoint.files)
+    for piece, target in zip(checkpoint.files, targets, strict=True):
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f".{target.name}.part")
-        copy(kept / piece.name, part)
+        copy_file(kept_folder / piece.name, part)
         part.rename(target)
     for folder in {target.parent for target in targets}:
         sync_folder(folder)
     return True
 
 
-def copy(source: Path, target: Path) -> None:
+def copy_file(source: Path, target: Path) -> None:
     """Copy a file with its times, durably; on disks that can, it shares its blocks. Raises OSError."""
     with formats.open_regular(source) as read, target.open("wb") as write:
         about = os.fstat(read.fileno())
@@ -264,22 +270,22 @@ def _copy_block(read: int, write: int, done: int) -> int:
         return os.sendfile(write, read, done, 1 << 30)
 
 
-def delete(save: Save, root: Path) -> str:
+def delete_checkpoint(checkpoint: CheckpointRecord, root: Path) -> str:
     """Delete the files of a checkpoint, and nothing else; return why it stays, empty once it is deleted. All of it is renamed
     first: what cannot be deleted must not look like a checkpoint, and a repeated call finds what a killed one has left."""
-    folder = root / save.main
-    paths = [folder, *(root / piece.name for piece in save.pieces)]
+    folder = root / checkpoint.main
+    paths = [folder, *(root / piece.name for piece in checkpoint.files)]
     hidden = [path.with_name(f".{path.name}.deleted") for path in paths if path != root]
     is_begun = any(map(os.path.lexists, hidden))
-    there = [piece for piece in save.pieces if not is_begun or os.path.lexists(root / piece.name)]
-    changed = next((piece.name for piece in there if not is_as_recorded(root, piece)), "")
-    if changed or not save.pieces:
-        return f"{changed or save.main} has changed since it was saved"
+    present = [piece for piece in checkpoint.files if not is_begun or os.path.lexists(root / piece.name)]
+    changed = next((piece.name for piece in present if not matches_record(root, piece)), "")
+    if changed or not checkpoint.files:
+        return f"{changed or checkpoint.main} has changed since it was saved"
     if folder.is_symlink():
-        return f"{save.main} is a symbolic link"
-    is_folder = folder != root and folder.is_dir() and len(there) == len(save.pieces)
-    is_whole_folder = is_folder and _files_below(folder) == len(there)
-    for path in [folder] if is_whole_folder else [root / piece.name for piece in there]:
+        return f"{checkpoint.main} is a symbolic link"
+    is_folder = folder != root and folder.is_dir() and len(present) == len(checkpoint.files)
+    is_whole_folder = is_folder and _files_below(folder) == len(present)
+    for path in [folder] if is_whole_folder else [root / piece.name for piece in present]:
         with contextlib.suppress(OSError):
             path.rename(path.with_name(f".{path.name}.deleted"))
         if os.path.lexists(path):
@@ -298,6 +304,6 @@ def _files_below(folder: Path) -> int:
     )
 
 
-def remove(path: Path) -> None:
+def remove_folder(path: Path) -> None:
     """Delete a folder of orch, as far as that is possible."""
     shutil.rmtree(path, ignore_errors=True)

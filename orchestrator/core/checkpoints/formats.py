@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from orchestrator.core.checkpoints import names
-from orchestrator.core.checkpoints.pickle_tokens import Token, tokens
-from orchestrator.core.checkpoints.save import Need
+from orchestrator.core.checkpoints import file_groups
+from orchestrator.core.checkpoints.checkpoint import RequiredFile
+from orchestrator.core.checkpoints.pickle_tokens import Token, read_tokens
 
 HEAD_BYTES_MAX = 64 << 20
 """How much of a header, an index or a pickle is read; a `.metadata` of 100,000 shards has 14 MB."""
@@ -66,7 +66,7 @@ _STEP_KEYS = ("global_step", "step", "iter_num", "iteration", "iter", "num_updat
 _SETTINGS = re.compile(r"arg|conf|cfg|param|option|setting|data|sampler|loader", re.IGNORECASE)
 """Keys of a state below which a number is a setting, or counts batches."""
 
-_OF = re.compile(r"(\d+)([-_]of[-_])(\d+)", re.IGNORECASE)
+_PART_OF = re.compile(r"(\d+)([-_]of[-_])(\d+)", re.IGNORECASE)
 _CHECKPOINT_NAME = re.compile(r"\.(ckpt|pt|pth|bin|safetensors|tar|zip)$|checkpoint-\d+$")
 
 
@@ -79,7 +79,7 @@ class FileReading:
     # It could not be read, which proves nothing
     is_unsure: bool = False
     is_proved: bool = False
-    needs: tuple[Need, ...] = ()
+    needs: tuple[RequiredFile, ...] = ()
     step: int | None = None
     has_optimizer: bool = False
     is_weights: bool = False
@@ -91,42 +91,44 @@ class FileReading:
 NOTHING = FileReading()
 
 
-def read(root: Path, name: str, size_bytes: int) -> FileReading:
+def read_file(root: Path, name: str, size_bytes: int) -> FileReading:
     """Read the file `name` below `root`."""
     try:
-        return _of(root, name, size_bytes)
+        return _read_path(root, name, size_bytes)
     except OSError as err:
         return FileReading(fault=f"cannot be read: {err.strerror}", is_unsure=True)
 
 
-def _of(root: Path, name: str, size_bytes: int) -> FileReading:
+def _read_path(root: Path, name: str, size_bytes: int) -> FileReading:
     if not size_bytes:
-        empty = names.is_save_file(name) or name.endswith((names.METADATA, names.TRAINER_STATE))
+        empty = file_groups.is_checkpoint_file(name) or name.endswith(
+            (file_groups.METADATA, file_groups.TRAINER_STATE)
+        )
         return FileReading(fault="is empty") if empty else NOTHING
     with open_regular(root / name) as file:
-        return _read(file, name, size_bytes)
+        return _read_open_file(file, name, size_bytes)
 
 
-def damage(root: Path, name: str, size_bytes: int) -> tuple[str, str]:
+def find_damage(root: Path, name: str, size_bytes: int) -> tuple[str, str]:
     """Read all of a file without a recorded sha256; return its fault, and what was compared, either empty."""
     try:
-        return checked(root, name, size_bytes)
+        return verify_file(root, name, size_bytes)
     except OSError as err:
         return f"cannot be read: {err.strerror}", ""
 
 
-def checked(root: Path, name: str, size_bytes: int) -> tuple[str, str]:
+def verify_file(root: Path, name: str, size_bytes: int) -> tuple[str, str]:
     """The same, but raises OSError if the file cannot be read."""
-    reading = _of(root, name, size_bytes)
+    reading = _read_path(root, name, size_bytes)
     if reading.fault:
         return reading.fault, ""
     if not reading.is_torch and PurePosixPath(name).suffix not in (".npz", ".zip"):
         return "", "its length" if reading.is_proved else ""
     try:
         with open_regular(root / name) as file, zipfile.ZipFile(file) as archive:
-            return _records(archive)
+            return _compare_checksums(archive)
     except _ZIP_ERRORS as err:
-        _raise_if_of_the_disk(err)
+        _raise_disk_error(err)
         return f"cannot be read to its end: {err}", ""
 
 
@@ -139,13 +141,13 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(fd, "rb")
 
 
-def _raise_if_of_the_disk(err: Exception) -> None:
+def _raise_disk_error(err: Exception) -> None:
     """Raise an error of the disk; an offset outside of the file is an OSError, too."""
     if isinstance(err, OSError) and err.errno not in (None, errno.EINVAL):
         raise err
 
 
-def _records(archive: zipfile.ZipFile) -> tuple[str, str]:
+def _compare_checksums(archive: zipfile.ZipFile) -> tuple[str, str]:
     """Compare the CRC of each record. torch can be set to write none: then all are 0."""
     records = archive.infolist()
     if not any(record.CRC for record in records):
@@ -154,30 +156,30 @@ def _records(archive: zipfile.ZipFile) -> tuple[str, str]:
     return (f"its record {bad} has a wrong CRC-32" if bad else ""), "CRC-32"
 
 
-def _read(file: BinaryIO, name: str, size_bytes: int) -> FileReading:
+def _read_open_file(file: BinaryIO, name: str, size_bytes: int) -> FileReading:
     path = PurePosixPath(name)
     head = file.read(9)
-    if path.name.endswith(names.METADATA) and head[:1] == PICKLE_START and size_bytes <= HEAD_BYTES_MAX:
-        return _dcp(head + file.read(size_bytes), path)
+    if path.name.endswith(file_groups.METADATA) and head[:1] == PICKLE_START and size_bytes <= HEAD_BYTES_MAX:
+        return _read_dcp(head + file.read(size_bytes), path)
     if head[:4] == ZIP_START:
-        return _zip(file, has_others=path.suffix == ".distcp")
+        return _read_zip(file, has_others=path.suffix == ".distcp")
     if path.suffix == ".safetensors":
-        return _safetensors(head, file, size_bytes)
+        return _read_safetensors(head, file, size_bytes)
     if path.suffix == ".json" and size_bytes <= JSON_BYTES_MAX:
-        return _json(head + file.read(size_bytes), path)
+        return _read_json(head + file.read(size_bytes), path)
     return NOTHING
 
 
-def parts_named(name: str) -> tuple[Need, ...]:
+def find_numbered_parts(name: str) -> tuple[RequiredFile, ...]:
     """Return all files of a set, by the name of one, such as `model-00001-of-00002.safetensors`."""
-    match = _OF.search(name)
+    match = _PART_OF.search(name)
     if match is None or not 0 < int(match[3]) <= 10_000:
         return ()
     digits, last = match[1], int(match[3])
     first = 0 if int(digits) == 0 else 1
     ends = range(first, last + first)
     return tuple(
-        Need(f"{name[: match.start(1)]}{number:0{len(digits)}}{name[match.end(1) :]}", 1, name)
+        RequiredFile(f"{name[: match.start(1)]}{number:0{len(digits)}}{name[match.end(1) :]}", 1, name)
         for number in ends
     )
 
@@ -185,12 +187,12 @@ def parts_named(name: str) -> tuple[Need, ...]:
 # Readers
 
 
-def _dcp(data: bytes, path: PurePosixPath) -> FileReading:
+def _read_dcp(data: bytes, path: PurePosixPath) -> FileReading:
     """Read the files that a `.metadata` names: `relative_path`, `offset` and `length` of each stored value."""
     ends: dict[str, int] = {}
     piece, offset, key = "", 0, ""
     try:
-        for _, token in tokens(data):
+        for _, token in read_tokens(data):
             if isinstance(token, str):
                 if key == "relative_path":
                     piece, key = token, ""
@@ -202,11 +204,13 @@ def _dcp(data: bytes, path: PurePosixPath) -> FileReading:
                 ends[piece] = max(ends.get(piece, 0), offset + token)
     except ValueError:
         return FileReading(fault="is cut off")
-    needs = tuple(Need(str(path.parent / piece), end, str(path)) for piece, end in sorted(ends.items()))
+    needs = tuple(
+        RequiredFile(str(path.parent / piece), end, str(path)) for piece, end in sorted(ends.items())
+    )
     return FileReading(is_proved=bool(needs), needs=needs)
 
 
-def _zip(file: BinaryIO, *, has_others: bool) -> FileReading:
+def _read_zip(file: BinaryIO, *, has_others: bool) -> FileReading:
     """Read a zip; a file of torch.distributed.checkpoint has several in a row. In a zip that is cut off, an inner one may be
     found: so a zip proves something only if it is the whole file."""
     try:
@@ -216,21 +220,21 @@ def _zip(file: BinaryIO, *, has_others: bool) -> FileReading:
             file.seek(-len(ZIP_END) - 18 - len(archive.comment), os.SEEK_END)
             is_whole = is_whole and file.read(len(ZIP_END)) == ZIP_END
             state = next((record for record in records if record.filename.endswith("/data.pkl")), None)
-            data = _stored(file, state) if state is not None else b""
+            data = _read_record_head(file, state) if state is not None else b""
     except _ZIP_ERRORS as err:
-        _raise_if_of_the_disk(err)
+        _raise_disk_error(err)
         return FileReading(
             fault="is cut off: its zip has no end" if "not a zip" in str(err) else f"is damaged: {err}"
         )
     if state is not None:
-        return _state(data, is_whole=is_whole)
+        return _read_state(data, is_whole=is_whole)
     # Stable-Baselines3 has a torch.save of each part in a zip.
     return FileReading(
         is_proved=is_whole, has_optimizer=any("optim" in record.filename for record in records)
     )
 
 
-def _stored(file: BinaryIO, record: zipfile.ZipInfo) -> bytes:
+def _read_record_head(file: BinaryIO, record: zipfile.ZipInfo) -> bytes:
     """Return the beginning of a record as torch stores it. `zipfile` would refuse one without a checksum, and could
     unpack few bytes to very many. Raises struct.error, OSError, BadZipFile."""
     if record.compress_type != zipfile.ZIP_STORED:
@@ -243,7 +247,7 @@ def _stored(file: BinaryIO, record: zipfile.ZipInfo) -> bytes:
     return data
 
 
-def _state(data: bytes, *, is_whole: bool) -> FileReading:
+def _read_state(data: bytes, *, is_whole: bool) -> FileReading:
     """Read the pickle of a torch.save: its step, whether it has an optimizer, and which checkpoint it calls best."""
     steps: dict[str, tuple[int, int]] = {}  # by key: how deep it lies, the number
     texts: set[str] = set()
@@ -272,14 +276,14 @@ def _pairs(data: bytes) -> Iterator[tuple[Token, Token]]:
     """Yield each text or number with the previous one, up to where the pickle may be cut off."""
     before: Token = (0, "")
     try:
-        for token in tokens(data):
+        for token in read_tokens(data):
             yield before, token
             before = token
     except ValueError:
         return
 
 
-def _safetensors(head: bytes, file: BinaryIO, size_bytes: int) -> FileReading:
+def _read_safetensors(head: bytes, file: BinaryIO, size_bytes: int) -> FileReading:
     """Check the length of a safetensors file: u64 length of the header, JSON with the offsets, then the data."""
     (header_bytes,) = struct.unpack("<Q", head[:8]) if len(head) >= 8 else (1 << 63,)
     if 8 + header_bytes > size_bytes:
@@ -299,34 +303,34 @@ def _safetensors(head: bytes, file: BinaryIO, size_bytes: int) -> FileReading:
     return FileReading(is_proved=True, step=step)
 
 
-def _json(data: bytes, path: PurePosixPath) -> FileReading:
+def _read_json(data: bytes, path: PurePosixPath) -> FileReading:
     try:
         if path.name.endswith(".index.json"):
-            return _index(json.loads(data), path)
-        if path.name == names.TRAINER_STATE:
-            return _trainer_state(json.loads(data))
+            return _read_index(json.loads(data), path)
+        if path.name == file_groups.TRAINER_STATE:
+            return _read_trainer_state(json.loads(data))
         if len(data) > OTHER_JSON_BYTES_MAX:
             return NOTHING
-        _documents(data)
+        _check_json(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return FileReading(fault="is cut off or damaged")
     return FileReading(is_proved=True)
 
 
-def _index(data: Any, path: PurePosixPath) -> FileReading:
+def _read_index(data: Any, path: PurePosixPath) -> FileReading:
     pieces = sorted({str(piece) for piece in data["weight_map"].values()})
-    needs = tuple(Need(str(path.parent / piece), 1, str(path)) for piece in pieces)
+    needs = tuple(RequiredFile(str(path.parent / piece), 1, str(path)) for piece in pieces)
     return FileReading(is_proved=True, needs=needs)
 
 
-def _trainer_state(state: Any) -> FileReading:
+def _read_trainer_state(state: Any) -> FileReading:
     step, best = state.get("global_step"), state.get("best_model_checkpoint")
     is_step = type(step) is int and 0 <= step <= STEP_MAX
     cites = (PurePosixPath(best).name,) if isinstance(best, str) else ()
     return FileReading(is_proved=True, step=step if is_step else None, cites=cites)
 
 
-def _documents(data: bytes) -> None:
+def _check_json(data: bytes) -> None:
     """Read JSON, or lines of it. Raises ValueError, RecursionError."""
     try:
         json.loads(data)

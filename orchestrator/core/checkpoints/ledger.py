@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 from orchestrator.core import codec
-from orchestrator.core.checkpoints.save import Place, Save, SaveState
+from orchestrator.core.checkpoints.checkpoint import CheckpointRecord, CheckpointState, FileLocation
 from orchestrator.core.jobdir import full_disk, ownership
 from orchestrator.core.jobdir.durable import replace_text, sync_folder
 
@@ -24,10 +24,10 @@ COMPACT_BYTES = 8 << 20
 ENDED_MAX = 1_000
 """How many torn, gone or pruned checkpoints stay in a compacted ledger; their files are no longer listed."""
 
-ENDED = (SaveState.TORN, SaveState.GONE, SaveState.PRUNED)
+ENDED_STATES = (CheckpointState.TORN, CheckpointState.GONE, CheckpointState.PRUNED)
 
 
-def read(job_root: Path, file: Path) -> tuple[dict[int, Save], list[str]]:
+def read(job_root: Path, file: Path) -> tuple[dict[int, CheckpointRecord], list[str]]:
     """Return the checkpoints by number, none without a file, and a message for each line that cannot be read. Raises OSError."""
     try:
         lines = ownership.read_regular(file).split(b"\n")
@@ -41,33 +41,33 @@ def read(job_root: Path, file: Path) -> tuple[dict[int, Save], list[str]]:
             changes.setdefault(codec.unpack(int, change["number"]), []).append(change)
         except (codec.CodecError, KeyError):
             faults.append(f"{file}:{at} cannot be read")
-    saves: dict[int, Save] = {}
+    checkpoints: dict[int, CheckpointRecord] = {}
     for number, own in sorted(changes.items()):
-        save, fault = _folded(own)
-        if save is not None:
-            saves[number] = _moved(save, job_root, is_read=True)
+        checkpoint, fault = _apply_changes(own)
+        if checkpoint is not None:
+            checkpoints[number] = _relocate(checkpoint, job_root, is_read=True)
         if fault:
             faults.append(
-                f"{file}: checkpoint {number} cannot be read{' in part' if save is not None else ''}: {fault}"
+                f"{file}: checkpoint {number} cannot be read{' in part' if checkpoint is not None else ''}: {fault}"
             )
-    return saves, faults
+    return checkpoints, faults
 
 
-def _folded(changes: list[codec.Json]) -> tuple[Save | None, str]:
+def _apply_changes(changes: list[codec.Json]) -> tuple[CheckpointRecord | None, str]:
     """Apply changes to a checkpoint, without those that are invalid; return it, and why the first invalid one is."""
     data: codec.Json = {}
     for change in changes:
         data |= change
     with contextlib.suppress(codec.CodecError):
-        return codec.unpack(Save, data), ""
-    save, data, fault = None, {}, ""
+        return codec.unpack(CheckpointRecord, data), ""
+    checkpoint, data, fault = None, {}, ""
     for change in changes:
         try:
-            save = codec.unpack(Save, data | change)
+            checkpoint = codec.unpack(CheckpointRecord, data | change)
             data |= change
         except codec.CodecError as err:
             fault = fault or str(err)
-    return save, fault
+    return checkpoint, fault
 
 
 class Ledger:
@@ -77,25 +77,25 @@ class Ledger:
         """Read the existing file. Raises OSError."""
         self._root = job_root
         self._file = file
-        self.saves, self.faults = read(job_root, file)
+        self.checkpoints, self.faults = read(job_root, file)
         self._written: dict[int, codec.Json] = {
-            number: self._packed(save) for number, save in self.saves.items()
+            number: self._packed(save) for number, save in self.checkpoints.items()
         }
         self._dirty: dict[int, None] = {}
-        self._told = ""
+        self._reported_fault = ""
         if file.exists() and file.stat().st_size > COMPACT_BYTES:
             with contextlib.suppress(OSError):  # it can wait: the disk may be full
                 self._compact()
 
     @property
     def next_number(self) -> int:
-        return max(self.saves, default=0) + 1
+        return max(self.checkpoints, default=0) + 1
 
-    def put(self, save: Save) -> None:
+    def put(self, checkpoint: CheckpointRecord) -> None:
         """Enter a checkpoint, new or changed; `flush` writes it."""
-        if self.saves.get(save.number) != save:
-            self.saves[save.number] = save
-            self._dirty[save.number] = None
+        if self.checkpoints.get(checkpoint.number) != checkpoint:
+            self.checkpoints[checkpoint.number] = checkpoint
+            self._dirty[checkpoint.number] = None
 
     def flush(self) -> None:
         """Write the changes, durably. Raises OSError; the next call tries again."""
@@ -103,7 +103,7 @@ class Ledger:
             return
         changes = []
         for number in self._dirty:
-            packed, before = self._packed(self.saves[number]), self._written.get(number, {})
+            packed, before = self._packed(self.checkpoints[number]), self._written.get(number, {})
             changed = {key: value for key, value in packed.items() if before.get(key, ...) != value}
             changes.append((number, packed, {"number": number, **changed}))
         text = "".join(json.dumps(change) + "\n" for _, _, change in changes)
@@ -112,18 +112,21 @@ class Ledger:
             self._written[number] = packed
         self._dirty.clear()
 
-    def keep_up(self) -> list[str]:
+    def try_flush(self) -> list[str]:
         """Write the changes, or leave them to a later call if the file cannot be written; return why, once. Raises OSError if
         the disk is full."""
         try:
             self.flush()
-            self._told, before = "", ""
+            self._reported_fault, previous = "", ""
         except OSError as err:
             if full_disk.is_full(err):
                 raise
             what = "new checkpoints are not used for a restart until it can"
-            self._told, before = f"{self._file} cannot be written: {err.strerror}; {what}", self._told
-        return [self._told] if self._told != before else []
+            self._reported_fault, previous = (
+                f"{self._file} cannot be written: {err.strerror}; {what}",
+                self._reported_fault,
+            )
+        return [self._reported_fault] if self._reported_fault != previous else []
 
     def _append(self, data: bytes) -> None:
         self._file.parent.mkdir(exist_ok=True)
@@ -147,23 +150,25 @@ class Ledger:
             sync_folder(self._file.parent)
 
     def _compact(self) -> None:
-        ended = [number for number, save in self.saves.items() if save.state in ENDED]
+        ended = [number for number, save in self.checkpoints.items() if save.state in ENDED_STATES]
         forgotten = set(ended[:-ENDED_MAX])
-        saves = {number: save for number, save in self.saves.items() if number not in forgotten}
-        saves |= {number: dataclasses.replace(saves[number], pieces=()) for number in ended[-ENDED_MAX:]}
-        written = {number: self._packed(save) for number, save in saves.items()}
+        checkpoints = {number: save for number, save in self.checkpoints.items() if number not in forgotten}
+        checkpoints |= {
+            number: dataclasses.replace(checkpoints[number], files=()) for number in ended[-ENDED_MAX:]
+        }
+        written = {number: self._packed(save) for number, save in checkpoints.items()}
         replace_text(self._file, "".join(json.dumps(packed) + "\n" for packed in written.values()))
-        self.saves, self._written = saves, written
+        self.checkpoints, self._written = checkpoints, written
 
-    def _packed(self, save: Save) -> codec.Json:
-        packed: codec.Json = codec.pack(_moved(save, self._root, is_read=False))
+    def _packed(self, checkpoint: CheckpointRecord) -> codec.Json:
+        packed: codec.Json = codec.pack(_relocate(checkpoint, self._root, is_read=False))
         return packed
 
 
-def _moved(save: Save, root: Path, *, is_read: bool) -> Save:
+def _relocate(checkpoint: CheckpointRecord, root: Path, *, is_read: bool) -> CheckpointRecord:
     """Return a checkpoint with its folders as in memory (absolute), or as in the file (relative)."""
 
-    def moved(place: Place) -> Place:
+    def relocated(place: FileLocation) -> FileLocation:
         path = Path(place.root)
         if place.host:
             return place
@@ -172,4 +177,4 @@ def _moved(save: Save, root: Path, *, is_read: bool) -> Save:
         inside = str(path.relative_to(root)) if path.is_relative_to(root) else place.root
         return dataclasses.replace(place, root=inside)
 
-    return dataclasses.replace(save, places=tuple(map(moved, save.places)))
+    return dataclasses.replace(checkpoint, locations=tuple(map(relocated, checkpoint.locations)))

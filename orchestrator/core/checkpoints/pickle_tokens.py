@@ -28,15 +28,15 @@ _CLOSES = frozenset(
 """Opcodes that use up a mark."""
 
 
-def tokens(data: bytes) -> Iterator[Token]:
+def read_tokens(data: bytes) -> Iterator[Token]:
     """Yield the texts and numbers of the pickle at the beginning of `data`. Raises ValueError, also for one that is
     cut off."""
     memo: dict[int, str] = {}
     depth = count = 0
     last: str | None = None  # the text on top of the stack, until another opcode has come
-    for opcode, found, _ in pickletools.genops(data):
-        name, before, last = opcode.name, last, None
-        argument: Any = found
+    for opcode, raw_argument, _ in pickletools.genops(data):
+        name, previous, last = opcode.name, last, None
+        argument: Any = raw_argument
         if name in _TEXTS:
             last = argument
             yield depth, argument
@@ -44,8 +44,8 @@ def tokens(data: bytes) -> Iterator[Token]:
             if argument.bit_length() <= NUMBER_BITS_MAX:
                 yield depth, argument
         elif name in _PUTS or name == "MEMOIZE":
-            if before is not None:
-                memo[argument if name in _PUTS else count] = before
+            if previous is not None:
+                memo[argument if name in _PUTS else count] = previous
             count += name == "MEMOIZE"
         elif name in _GETS:
             if argument in memo:

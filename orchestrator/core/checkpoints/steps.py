@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable
 from itertools import pairwise
 
-from orchestrator.core.checkpoints.save import Save, StepSource
+from orchestrator.core.checkpoints.checkpoint import CheckpointRecord, StepSource
 
 NEAR_STEPS = 2
 """Error of a count that is taken from file times: their clock ticks every 4 to 10 ms, a step may take 1."""
@@ -25,9 +25,9 @@ CONSTANT_MIN = 3
 """A number that is equal in this many checkpoints of an attempt is a setting, not a step."""
 
 
-def is_misstated(saves: Iterable[Save]) -> bool:
+def are_steps_misstated(checkpoints: Iterable[CheckpointRecord]) -> bool:
     """Tell whether stated steps go back, or stay equal, while an attempt makes steps."""
-    stating = _stating(saves)
+    stating = _group_stating_checkpoints(checkpoints)
     return any(
         (later.stated or 0) < (earlier.stated or 0) and later.steps >= earlier.steps
         for own in stating.values()
@@ -40,35 +40,37 @@ def is_misstated(saves: Iterable[Save]) -> bool:
     )
 
 
-def _stating(saves: Iterable[Save]) -> dict[int, list[Save]]:
+def _group_stating_checkpoints(checkpoints: Iterable[CheckpointRecord]) -> dict[int, list[CheckpointRecord]]:
     """Return the checkpoints that state a step, by attempt, in their order."""
-    by_attempt: dict[int, list[Save]] = {}
-    for save in sorted(saves, key=lambda save: save.number):
-        if save.stated is not None and save.steps:
-            by_attempt.setdefault(save.attempt, []).append(save)
+    by_attempt: dict[int, list[CheckpointRecord]] = {}
+    for checkpoint in sorted(checkpoints, key=lambda save: save.number):
+        if checkpoint.stated is not None and checkpoint.steps:
+            by_attempt.setdefault(checkpoint.attempt, []).append(checkpoint)
     return by_attempt
 
 
-def _are_single(saves: Collection[Save]) -> bool:
+def _are_single(checkpoints: Collection[CheckpointRecord]) -> bool:
     """Tell whether one stated step is one counted step: each attempt made as many of both from its first checkpoint to its
     last, the first attempt from 0."""
-    first = min(save.attempt for save in saves)
+    first = min(save.attempt for save in checkpoints)
     drifts: list[int] = []
-    for attempt, own in _stating(saves).items():
+    for attempt, own in _group_stating_checkpoints(checkpoints).items():
         ends = [(save.stated or 0) - save.steps for save in own]
         ends = [0, *ends] if attempt == first > 0 else ends
         drifts += [ends[-1] - ends[0]] if len(ends) > 1 else []
     return bool(drifts) and all(abs(drift) <= NEAR_STEPS for drift in drifts)
 
 
-def job_step(save: Save, base_step: int, *, misstated: bool) -> tuple[int | None, StepSource]:
+def job_step(
+    checkpoint: CheckpointRecord, base_step: int, *, misstated: bool
+) -> tuple[int | None, StepSource]:
     """Return the job's step of a checkpoint whose attempt began at `base_step`, and its source."""
-    if save.stated is not None and not misstated:
-        return save.stated, StepSource.STATED
-    if not save.steps:
+    if checkpoint.stated is not None and not misstated:
+        return checkpoint.stated, StepSource.STATED
+    if not checkpoint.steps:
         return None, StepSource.UNKNOWN
-    counted = base_step + save.steps
-    near = [number for number in _numbers(save.main) if abs(number - counted) <= NEAR_STEPS]
+    counted = base_step + checkpoint.steps
+    near = [number for number in _numbers(checkpoint.main) if abs(number - counted) <= NEAR_STEPS]
     return (near[-1] if near else counted), StepSource.COUNTED
 
 
@@ -78,25 +80,34 @@ def _numbers(name: str) -> list[int]:
     return [int(digits) for digits in re.findall(r"[0-9]{1,15}", last)]
 
 
-def beginning(
-    save: Save, base_step: int, others: Collection[Save], *, misstated: bool, read: int = 0
+def find_true_start(
+    checkpoint: CheckpointRecord,
+    base_step: int,
+    others: Collection[CheckpointRecord],
+    *,
+    misstated: bool,
+    read: int = 0,
 ) -> int | None:
     """Return the step at which the attempt of a checkpoint really began, if that differs from `base_step`; else None.
 
     It is 0, the step of an earlier checkpoint that the script has chosen itself, or `read`, the step of a file of another
     job that it had read, if the checkpoint states as many more as its attempt had made.
     """
-    if read and not misstated and save.stated is not None and base_step <= NEAR_STEPS:
-        return read if abs(save.stated - save.steps - read) <= NEAR_STEPS and save.steps else None
-    earlier = [other for other in others if other.attempt < save.attempt and other.step is not None]
-    truth = None if misstated else save.stated
-    if truth is not None and not _are_single([*others, save]):
+    if read and not misstated and checkpoint.stated is not None and base_step <= NEAR_STEPS:
+        return (
+            read
+            if abs(checkpoint.stated - checkpoint.steps - read) <= NEAR_STEPS and checkpoint.steps
+            else None
+        )
+    earlier = [other for other in others if other.attempt < checkpoint.attempt and other.step is not None]
+    truth = None if misstated else checkpoint.stated
+    if truth is not None and not _are_single([*others, checkpoint]):
         return None
-    if truth is None and save.key != save.series:
-        truth = next((other.step for other in earlier if other.key == save.key), None)
-    if truth is None or not save.steps or base_step <= NEAR_STEPS:
+    if truth is None and checkpoint.key != checkpoint.series:
+        truth = next((other.step for other in earlier if other.key == checkpoint.key), None)
+    if truth is None or not checkpoint.steps or base_step <= NEAR_STEPS:
         return None
-    begun = truth - save.steps
+    begun = truth - checkpoint.steps
     if begun >= base_step - FAR_STEPS:
         return None
     if abs(begun) <= NEAR_STEPS:

@@ -16,15 +16,15 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.core.checkpoints import formats, names
-from orchestrator.core.checkpoints.save import Piece
+from orchestrator.core.checkpoints import file_groups, formats
+from orchestrator.core.checkpoints.checkpoint import CheckpointFile
 
 ENTRIES_MAX = 100_000
 FOLDER_ENTRIES_MAX = 20_000
 DEPTH_MAX = 16
-LOOK_S_MAX = 60.0
+SCAN_S_MAX = 60.0
 POINTER_BYTES_MAX = 4_096
-OWN = frozenset(("ledger.jsonl", ".kept", ".coming"))
+ORCH_FILES = frozenset(("ledger.jsonl", ".kept", ".coming"))
 """Files of orch itself in a job's checkpoint folder."""
 
 
@@ -34,13 +34,13 @@ class Tree:
     `unreadable`: folders that could not be read."""
 
     root: Path
-    files: dict[str, Piece] = field(default_factory=dict)
+    files: dict[str, CheckpointFile] = field(default_factory=dict)
     pointed: set[str] = field(default_factory=set)
     cut: str = ""
     unreadable: list[str] = field(default_factory=list)
 
 
-def place_of(folder: Path, glob: str) -> tuple[Path, str]:
+def split_glob(folder: Path, glob: str) -> tuple[Path, str]:
     """Return the folder that file names are relative to, and the glob below it, for a `checkpoint.path`."""
     whole = Path(glob) if os.path.isabs(glob) else folder / glob  # noqa: PTH117
     if not os.path.isabs(glob):  # noqa: PTH117
@@ -50,80 +50,80 @@ def place_of(folder: Path, glob: str) -> tuple[Path, str]:
     return Path(*parts[:plain]), "/".join(parts[plain:])
 
 
-def look(root: Path, glob: str = "*") -> Tree:
+def scan(root: Path, glob: str = "*") -> Tree:
     """Return what is below `root` and matches `glob`, see `fits`."""
-    tree, wanted = Tree(root), _parts(glob)
-    todo = [("", 0, _open(frozenset({0}), wanted))]
-    count, due_s = 0, time.monotonic() + LOOK_S_MAX
+    tree, pattern = Tree(root), _parts(glob)
+    todo = [("", 0, _expand_globstar(frozenset({0}), pattern))]
+    count, due_s = 0, time.monotonic() + SCAN_S_MAX
     while todo:
         folder, depth, places = todo.pop()
         try:
             with os.scandir(root / folder) as entries:
-                fit = ((entry, _after(entry.name, places, wanted)) for entry in entries)
-                shown = ((entry, at) for entry, at in fit if at and (folder or entry.name not in OWN))
-                found = sorted(itertools.islice(shown, ENTRIES_MAX + 1), key=lambda pair: pair[0].name)
+                fit = ((entry, _advance(entry.name, places, pattern)) for entry in entries)
+                shown = ((entry, at) for entry, at in fit if at and (folder or entry.name not in ORCH_FILES))
+                visible = sorted(itertools.islice(shown, ENTRIES_MAX + 1), key=lambda pair: pair[0].name)
         except FileNotFoundError:
             continue
         except OSError as err:
             tree.unreadable.append(f"{folder or root}: {err.strerror}")
             continue
-        if folder and len(found) > FOLDER_ENTRIES_MAX:
+        if folder and len(visible) > FOLDER_ENTRIES_MAX:
             tree.cut = f"{folder} has more than {FOLDER_ENTRIES_MAX:,} entries"
             continue
-        for entry, at in found:
+        for entry, at in visible:
             name = f"{folder}/{entry.name}" if folder else entry.name
             count += 1
             if count > ENTRIES_MAX or time.monotonic() > due_s:
                 is_long = count <= ENTRIES_MAX
                 tree.cut = (
-                    f"not all within {LOOK_S_MAX:g} s" if is_long else f"more than {ENTRIES_MAX:,} entries"
+                    f"not all within {SCAN_S_MAX:g} s" if is_long else f"more than {ENTRIES_MAX:,} entries"
                 )
                 return tree
             with contextlib.suppress(OSError):
-                if add(tree, entry.path, name, is_top=depth < len(wanted)):
+                if add_entry(tree, entry.path, name, is_top=depth < len(pattern)):
                     if depth >= DEPTH_MAX:
                         tree.cut = f"more than {DEPTH_MAX} folders deep"
                     else:
                         todo.append((name, depth + 1, at))
-                elif len(wanted) not in at:
+                elif len(pattern) not in at:
                     tree.files.pop(name, None)
     return tree
 
 
-def fits(name: str, glob: str) -> bool:
+def matches_glob(name: str, glob: str) -> bool:
     """Tell whether a file, or a folder that it is in, matches a glob: one part for each part of the name, `**` for any number."""
-    wanted = _parts(glob)
-    places = _open(frozenset({0}), wanted)
+    pattern = _parts(glob)
+    places = _expand_globstar(frozenset({0}), pattern)
     for part in name.split("/"):
-        places = _after(part, places, wanted)
-    return len(wanted) in places
+        places = _advance(part, places, pattern)
+    return len(pattern) in places
 
 
 def _parts(glob: str) -> list[str]:
     return [part for part in glob.split("/") if part not in ("", ".")]
 
 
-def _open(places: frozenset[int], wanted: list[str]) -> frozenset[int]:
+def _expand_globstar(positions: frozenset[int], pattern: list[str]) -> frozenset[int]:
     """Return positions in a glob with those after each `**`, which may match nothing."""
-    while more := {at + 1 for at in places if at < len(wanted) and wanted[at] == "**"} - places:
-        places |= more
-    return places
+    while more := {at + 1 for at in positions if at < len(pattern) and pattern[at] == "**"} - positions:
+        positions |= more
+    return positions
 
 
-def _after(part: str, places: frozenset[int], wanted: list[str]) -> frozenset[int]:
+def _advance(part: str, positions: frozenset[int], pattern: list[str]) -> frozenset[int]:
     """Return the positions in a glob after a part of a name; its end stays, since all below a match belongs to it."""
-    is_hidden = part.startswith(".") and part != names.METADATA
-    if len(wanted) in places:
-        return frozenset() if is_hidden else frozenset({len(wanted)})
+    is_hidden = part.startswith(".") and part != file_groups.METADATA
+    if len(pattern) in positions:
+        return frozenset() if is_hidden else frozenset({len(pattern)})
     fit = {
-        at if wanted[at] == "**" else at + 1
-        for at in places
-        if fnmatch.fnmatchcase(part, wanted[at]) and (not is_hidden or wanted[at].startswith("."))
+        at if pattern[at] == "**" else at + 1
+        for at in positions
+        if fnmatch.fnmatchcase(part, pattern[at]) and (not is_hidden or pattern[at].startswith("."))
     }
-    return _open(frozenset(fit), wanted)
+    return _expand_globstar(frozenset(fit), pattern)
 
 
-def add(tree: Tree, path: str, name: str, *, is_top: bool) -> bool:
+def add_entry(tree: Tree, path: str, name: str, *, is_top: bool) -> bool:
     """Add the entry at a path to the tree; tell whether it is a folder to enter. `is_top`: links out of the folder are
     followed there. Raises OSError."""
     about = os.stat(path, follow_symlinks=False)  # noqa: PTH116 -- a Path for each of 100,000 files takes twice as long
@@ -139,9 +139,9 @@ def add(tree: Tree, path: str, name: str, *, is_top: bool) -> bool:
     if stat.S_ISDIR(about.st_mode):
         return True
     if stat.S_ISREG(about.st_mode):
-        tree.files[name] = Piece(name, about.st_size, about.st_mtime_ns)
+        tree.files[name] = CheckpointFile(name, about.st_size, about.st_mtime_ns)
         folder, _, last = name.rpartition("/")
-        if last in names.POINTERS and about.st_size <= POINTER_BYTES_MAX:
+        if last in file_groups.POINTERS and about.st_size <= POINTER_BYTES_MAX:
             with formats.open_regular(Path(path)) as file:
                 text = file.read(POINTER_BYTES_MAX).decode("utf-8", "replace").strip()
             tree.pointed.add(f"{folder}/{text.rpartition('/')[2]}".lstrip("/"))

@@ -28,7 +28,7 @@ class Gpu:
     model: str
 
 
-def program(path: str | None = None) -> str | None:
+def find_nvidia_smi(path: str | None = None) -> str | None:
     """Return where nvidia-smi is: in PATH or where drivers put it; with `path`, in that PATH only. None where it is not
     found."""
     usual = _PLACES if path is None else ()
@@ -37,42 +37,42 @@ def program(path: str | None = None) -> str | None:
     )
 
 
-def run(tool: str, *options: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+def run_nvidia_smi(tool: str, *options: str, limit_s: float) -> subprocess.CompletedProcess[str]:
     """Run nvidia-smi. Raises HostError when it cannot be run or does not end in time; an exit code is the caller's."""
-    shown = f"`{tool} {' '.join(options)}`"
+    command_text = f"`{tool} {' '.join(options)}`"
     try:
         return subprocess.run(
             [tool, *options], stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace",
             timeout=limit_s, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as err:
-        raise HostError(f"{shown} has not answered for {limit_s:g} s") from err
+        raise HostError(f"{command_text} has not answered for {limit_s:g} s") from err
     except OSError as err:
-        raise HostError(f"{shown} cannot be run: {err.strerror}") from err
+        raise HostError(f"{command_text} cannot be run: {err.strerror}") from err
 
 
-def printed(done: subprocess.CompletedProcess[str]) -> str:
+def output_line(done: subprocess.CompletedProcess[str]) -> str:
     """Return what nvidia-smi has printed, in one line of at most `LINE_CHARS_MAX` characters."""
     return " ".join((done.stdout + done.stderr).split())[:LINE_CHARS_MAX]
 
 
-def rows(text: str) -> list[list[str]]:
+def parse_csv(text: str) -> list[list[str]]:
     """Return the rows of a table that nvidia-smi prints (`--format=csv`), each as its cells."""
     return [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
 
 
-def here() -> tuple[Gpu, ...]:
+def list_gpus() -> tuple[Gpu, ...]:
     """List this host's GPUs. Raises HostError when that fails, or when there is no driver."""
-    tool = program()
+    tool = find_nvidia_smi()
     if tool is None:
         raise HostError("there is no nvidia-smi on this host")
-    done = run(tool, "-L", limit_s=LIST_S_MAX)
+    done = run_nvidia_smi(tool, "-L", limit_s=LIST_S_MAX)
     if done.returncode != 0:
-        raise HostError(f"`{tool} -L` ended with code {done.returncode}: {printed(done)}")
-    return listed(done.stdout)
+        raise HostError(f"`{tool} -L` ended with code {done.returncode}: {output_line(done)}")
+    return parse_gpu_list(done.stdout)
 
 
-def listed(text: str) -> tuple[Gpu, ...]:
+def parse_gpu_list(text: str) -> tuple[Gpu, ...]:
     """Return the GPUs in the output of `nvidia-smi -L`.
 
     Equal GPUs are named by their numbers, which every script understands. CUDA counts unequal ones fastest first and

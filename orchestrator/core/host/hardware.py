@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from orchestrator.core.host import interfaces
-from orchestrator.core.host.procfs import cgroups, text
+from orchestrator.core.host.procfs import cgroups, read_text
 from orchestrator.core.host_facts import HardwareFacts
 from orchestrator.core.settings.rank_settings import is_watched
 
@@ -30,7 +30,7 @@ def gather(environ: Mapping[str, str], root: Path = Path("/")) -> HardwareFacts:
         quota_cpus=_quota_cpus(root),
         slurm_cpus=int(slurm) if slurm.isdecimal() else None,
         gpus=tuple(_names(root / _GPUS)),  # in a container only its own,
-        interfaces=interfaces.addresses(),
+        interfaces=interfaces.list_addresses(),
         environ={name: value for name, value in environ.items() if is_watched(name)},
     )
 
@@ -38,7 +38,7 @@ def gather(environ: Mapping[str, str], root: Path = Path("/")) -> HardwareFacts:
 def _cores(root: Path, cpus: Iterable[int]) -> int:
     """Return how many physical cores the CPUs belong to; where the kernel does not tell, each is one."""
     folder = root / "sys/devices/system/cpu"
-    siblings = {cpu: text(folder / f"cpu{cpu}/topology/thread_siblings_list").strip() for cpu in cpus}
+    siblings = {cpu: read_text(folder / f"cpu{cpu}/topology/thread_siblings_list").strip() for cpu in cpus}
     return len({names or f"cpu{cpu}" for cpu, names in siblings.items()})
 
 
@@ -49,9 +49,9 @@ def _quota_cpus(root: Path) -> float | None:
 
 def _quota(folder: Path, *, is_v2: bool) -> float | None:
     if is_v2:
-        words = text(folder / "cpu.max").split()
+        words = read_text(folder / "cpu.max").split()
     else:
-        words = [text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+        words = [read_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
     if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):
         return None  # `max`, or -1: no limit
     return int(words[0]) / int(words[1])

@@ -30,7 +30,7 @@ _IFREQ_BYTES = 40 if sys.maxsize > 1 << 32 else 32
 _LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
-def addresses() -> tuple[Address, ...]:
+def list_addresses() -> tuple[Address, ...]:
     """Return the IPv4 addresses of this host's interfaces that are up, likely ways to other hosts first."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         usable = [address for address in _all_addresses(sock) if _may_lead_away(sock, address)]
@@ -69,15 +69,15 @@ def _rank(address: Address) -> int:
     return 0 if (_SYS_NET / name / "device").exists() else 1
 
 
-def holder(port: int) -> str:
+def describe_listener(port: int) -> str:
     """Return the process that listens on a TCP port of this host, as text; empty when /proc does not show it."""
     inodes = _listening(port)
     if not inodes:
         return ""
     for pid in procfs.pids():
         if _has_socket(pid, inodes):
-            command = procfs.text(procfs.PROC / str(pid) / "cmdline").replace("\0", " ").strip()
-            return f"pid {pid} ({command[:200] or procfs.text(procfs.PROC / str(pid) / 'comm').strip()})"
+            command = procfs.read_text(procfs.PROC / str(pid) / "cmdline").replace("\0", " ").strip()
+            return f"pid {pid} ({command[:200] or procfs.read_text(procfs.PROC / str(pid) / 'comm').strip()})"
     return "a process of another user"
 
 
@@ -85,7 +85,7 @@ def _listening(port: int) -> set[str]:
     """Return the inodes of the sockets that listen on a port (`man 5 proc`, /proc/net/tcp)."""
     inodes = set()
     for table in ("tcp", "tcp6"):
-        for line in procfs.text(procfs.PROC / "net" / table).splitlines()[1:]:
+        for line in procfs.read_text(procfs.PROC / "net" / table).splitlines()[1:]:
             words = line.split()
             if len(words) > 9 and words[3] == _LISTENS and int(words[1].rpartition(":")[2], 16) == port:
                 inodes.add(f"socket:[{words[9]}]")

@@ -14,15 +14,15 @@ from orchestrator.core.host import procfs
 NAME = "ORCH_TAG"
 
 
-def of(job: Path, node: str) -> str:
+def make_tag(job: Path, node: str) -> str:
     """Return the tag of a node's processes in the job folder `job`; without a node that of its supervisor. Raises OSError."""
     about = job.stat()
     return f"{job.name}/{node}@{about.st_dev}:{about.st_ino}"
 
 
-def tagged(tag: str) -> list[int]:
+def find_tagged(tag: str) -> list[int]:
     """Return the processes that were started with a tag."""
-    return [proc.pid for proc in procfs.with_env(f"{NAME}={tag}".encode())]
+    return [proc.pid for proc in procfs.find_by_env(f"{NAME}={tag}".encode())]
 
 
 def descendants(pid: int, tag: str) -> list[int]:

@@ -76,7 +76,7 @@ def cgroups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, boo
     Version 2 has one line `0::PATH` in /proc/self/cgroup, version 1 a line for each hierarchy with its controllers; there
     only that of `controller` counts. `root` has /proc and /sys.
     """
-    for line in text(root / "proc/self/cgroup").splitlines():
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         words = line.split(":", 2)
         if len(words) < 3:
             continue
@@ -93,7 +93,7 @@ def _stat_fields(path: Path) -> list[bytes]:
     return _read(path, 4096).rpartition(b")")[2].split()
 
 
-def alive(proc: Proc) -> bool:
+def is_alive(proc: Proc) -> bool:
     """Tell whether exactly this process runs; a zombie does not."""
     now = stat(proc.pid)
     return now is not None and now.start_ticks == proc.start_ticks and now.state not in "ZX"
@@ -133,17 +133,17 @@ def descendants(pid: int, tree: Mapping[int, list[int]] | None = None) -> list[i
     return below
 
 
-def with_env(marker: bytes) -> list[Proc]:
+def find_by_env(marker: bytes) -> list[Proc]:
     """Return the processes whose first environment holds each NUL-separated `NAME=value` of `marker` exactly.
 
     It is the environment given at exec: changes that a process makes later do not show. Other users' are not readable.
     """
-    wanted = {entry for entry in marker.split(b"\0") if entry}
-    assert wanted, "an empty marker would match every process"
+    required = {entry for entry in marker.split(b"\0") if entry}
+    assert required, "an empty marker would match every process"
     matches = []
     for pid in pids():
         entries = _read(PROC / str(pid) / "environ", ENVIRON_BYTES_MAX).split(b"\0")
-        if wanted.issubset(entries) and (now := stat(pid)) is not None:
+        if required.issubset(entries) and (now := stat(pid)) is not None:
             matches.append(Proc(pid, now.start_ticks))
     return matches
 
@@ -173,12 +173,12 @@ def kernel_stack(pid: int) -> str:
     return _read(PROC / str(pid) / "stack", KERNEL_STACK_BYTES_MAX).decode(errors="replace")
 
 
-def catches(pid: int, signum: int) -> bool:
+def catches_signal(pid: int, signum: int) -> bool:
     """Tell whether `pid` has a handler for the signal; without one, most signals kill."""
     return _in_mask(pid, b"SigCgt", signum)
 
 
-def blocks(pid: int, signum: int) -> bool:
+def blocks_signal(pid: int, signum: int) -> bool:
     """Tell whether the main thread, or that of this id, holds the signal back, as it does while it is in its handler."""
     return _in_mask(pid, b"SigBlk", signum)
 
@@ -188,7 +188,7 @@ def has_pending(pid: int, signum: int) -> bool:
     return _in_mask(pid, b"ShdPnd", signum) or _in_mask(pid, b"SigPnd", signum)
 
 
-def text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Return the content of a file of /proc; empty when the process is gone or belongs to another user."""
     try:
         return path.read_text(errors="replace")
@@ -203,7 +203,7 @@ def boot_id() -> str:
 
 def oom_kills() -> int:
     """Return how many processes the kernel of this host has killed for memory since it booted."""
-    for line in text(PROC / "vmstat").splitlines():
+    for line in read_text(PROC / "vmstat").splitlines():
         name, _, number = line.partition(" ")
         if name == "oom_kill":
             return int(number)

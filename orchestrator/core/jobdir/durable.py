@@ -20,7 +20,7 @@ PART_CHARS_MAX = 40
 
 
 @contextlib.contextmanager
-def installed(path: Path, *, durable: bool = True) -> Iterator[Path]:
+def atomic_replacement(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary path that atomically replaces `path` at the end of the block, and is removed if the block fails.
     `durable=False` skips the fsyncs, for files that can be written again."""
     part = path.with_name(f".{path.name[:PART_CHARS_MAX]}.{os.urandom(6).hex()}.part")
@@ -38,7 +38,7 @@ def installed(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 def replace_bytes(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = True) -> None:
     """Put `data` at `path` as `installed` does."""
-    with installed(path, durable=durable) as part:
+    with atomic_replacement(path, durable=durable) as part:
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(fd, "wb") as file:
             file.write(data)
@@ -49,11 +49,11 @@ def replace_text(path: Path, text: str, *, mode: int = 0o644, durable: bool = Tr
     replace_bytes(path, text.encode("utf-8", "surrogateescape"), mode=mode, durable=durable)
 
 
-def make_inside(root: Path, folder: Path) -> None:
+def make_subfolders(root: Path, folder: Path) -> None:
     """Make a folder below `root`, the job's folder, and its parents; never `root` itself, which may be deleted by now.
     Raises OSError."""
     if folder != root:
-        make_inside(root, folder.parent)
+        make_subfolders(root, folder.parent)
         folder.mkdir(exist_ok=True)
 
 
@@ -80,10 +80,10 @@ class LineLog:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size_bytes = os.fstat(self._fd).st_size
-        self._safe_bytes = _whole_lines_bytes(self._fd, size_bytes)
+        self._safe_bytes = _complete_lines_bytes(self._fd, size_bytes)
         if self._safe_bytes < size_bytes:
             os.ftruncate(self._fd, self._safe_bytes)
-        self._owed = bytearray()  # what was appended since the last `sync`
+        self._unsynced = bytearray()  # what was appended since the last `sync`
         self._written_bytes = 0  # how much of it is in the file
 
     @property
@@ -95,16 +95,16 @@ class LineLog:
         """Append one line, once the disk has room. `sync` makes it durable."""
         data = line.encode("utf-8", "surrogateescape") + b"\n"
         assert b"\n" not in data[:-1], "a record is one line"
-        self._owed += data
-        full_disk.wait_for(self._write)
+        self._unsynced += data
+        full_disk.retry_while_full(self._write)
 
     def sync(self) -> None:
         """Make everything appended so far durable, once the disk has room."""
-        if not self._owed:
+        if not self._unsynced:
             return
-        full_disk.wait_for(self._sync)
-        self._safe_bytes += len(self._owed)
-        self._owed.clear()
+        full_disk.retry_while_full(self._sync)
+        self._safe_bytes += len(self._unsynced)
+        self._unsynced.clear()
         self._written_bytes = 0
 
     def close(self) -> None:
@@ -113,8 +113,8 @@ class LineLog:
         os.close(self._fd)
 
     def _write(self) -> None:
-        while self._written_bytes < len(self._owed):
-            rest = self._owed[self._written_bytes :]
+        while self._written_bytes < len(self._unsynced):
+            rest = self._unsynced[self._written_bytes :]
             self._written_bytes += os.pwrite(self._fd, rest, self._safe_bytes + self._written_bytes)
 
     def _sync(self) -> None:
@@ -127,7 +127,7 @@ class LineLog:
             raise
 
 
-def _whole_lines_bytes(fd: int, size_bytes: int) -> int:
+def _complete_lines_bytes(fd: int, size_bytes: int) -> int:
     """Return how many bytes of the file are whole lines: up to the last newline, and with it."""
     end = size_bytes
     while end > 0:

@@ -31,7 +31,7 @@ LEFT_BYTES_MIN = 64 << 10
 """A disk that has less than this is full: the next file does not fit."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_WITHHELD = frozenset({errno.EROFS, errno.EACCES, errno.ESTALE})
+_UNAVAILABLE = frozenset({errno.EROFS, errno.EACCES, errno.ESTALE})
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -40,10 +40,10 @@ def is_full(err: OSError) -> bool:
     return err.errno in _FULL
 
 
-def is_withheld(err: OSError) -> bool:
+def is_unavailable(err: OSError) -> bool:
     """Tell whether a disk cannot be written at the moment: it is full, mounted read-only, or lost by its server. A failed
     write can be repeated later."""
-    return is_full(err) or err.errno in _WITHHELD
+    return is_full(err) or err.errno in _UNAVAILABLE
 
 
 def is_exhausted(err: OSError) -> bool:
@@ -51,7 +51,7 @@ def is_exhausted(err: OSError) -> bool:
     return err.errno in _EXHAUSTED
 
 
-def is_used_up(folder: Path) -> bool:
+def is_disk_full(folder: Path) -> bool:
     """Tell whether the disk of a folder is full, as far as statvfs says: it may not know of quotas."""
     try:
         disk = os.statvfs(folder)
@@ -61,7 +61,7 @@ def is_used_up(folder: Path) -> bool:
     return no_bytes or (disk.f_files > 0 and disk.f_favail == 0)
 
 
-def wait_for(action: Callable[[], T]) -> T:
+def retry_while_full(action: Callable[[], T]) -> T:
     """Repeat `action` while its disk is full, and return its result. Blocks for up to `WAIT_S_MAX`, and reports that once."""
     began_s, waits = time.monotonic(), False
     while True:
@@ -72,20 +72,20 @@ def wait_for(action: Callable[[], T]) -> T:
             if not is_full(err) or waited_s > WAIT_S_MAX:
                 raise
             if not waits:
-                _say("the disk is full: waiting for free space")
+                _log("the disk is full: waiting for free space")
             waits = True
             sleep(RETRY_S)
             continue
         if waits:
-            _say(f"the disk has free space again after {time.monotonic() - began_s:.0f} s")
+            _log(f"the disk has free space again after {time.monotonic() - began_s:.0f} s")
         return done
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), text, file=sys.stderr, flush=True)
 
 
-class Patience:
+class DeferExhaustion:
     """Context that suppresses errors for lack of descriptors or memory; the caller repeats the block. Prints one line."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Patience:
         return True
 
 
-class PatientLog(io.RawIOBase):
+class BufferedLog(io.RawIOBase):
     """Open log that accepts all writes; output that the disk has no space for is kept, and written before the next."""
 
     name = "log"
@@ -153,15 +153,15 @@ class PatientLog(io.RawIOBase):
                 raise
 
 
-def print_patiently() -> None:
+def buffer_output() -> None:
     """Make the output of this process and its forks wait for space on the disk of their log."""
-    sys.stdout, sys.stderr = _patient(sys.stdout), _patient(sys.stderr)
+    sys.stdout, sys.stderr = _buffered(sys.stdout), _buffered(sys.stderr)
 
 
-def _patient(stream: TextIO) -> TextIO:
+def _buffered(stream: TextIO) -> TextIO:
     if stream is None:  # closed by the process that started this one
         return stream
     stream.flush()
-    log = PatientLog(stream.fileno())
+    log = BufferedLog(stream.fileno())
     # The text may hold output of a rank or an agent, in characters that no encoding has.
     return io.TextIOWrapper(log, stream.encoding, "backslashreplace", line_buffering=True)

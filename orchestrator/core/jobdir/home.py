@@ -24,7 +24,7 @@ NEAR_MAX = 3
 """How many similar names an error lists."""
 
 
-def home(environ: Mapping[str, str]) -> Path:
+def job_home(environ: Mapping[str, str]) -> Path:
     """Return the job home. Raises UserError when `~` cannot be resolved."""
     named = environ.get("ORCH_HOME") or "~/.orch"
     try:
@@ -60,23 +60,23 @@ def _is_id(name: str) -> bool:
     return dashes == "---" and digits.isdigit() and len(name) > _STAMP_CHARS + 1 and not name.startswith(".")
 
 
-def ids(folder: Path) -> list[str]:
+def list_ids(folder: Path) -> list[str]:
     """Return the ids of all jobs of a home, oldest first. Raises ClusterError when the home cannot be read."""
     return sorted(_names(folder), key=_age)
 
 
-def jobs(folder: Path) -> list[JobDir]:
+def list_jobs(folder: Path) -> list[JobDir]:
     """Return all jobs of a home, oldest first. Raises ClusterError when the home cannot be read."""
-    return [JobDir(folder / "jobs" / job_id) for job_id in ids(folder)]
+    return [JobDir(folder / "jobs" / job_id) for job_id in list_ids(folder)]
 
 
-def latest(folder: Path) -> JobDir | None:
+def latest_job(folder: Path) -> JobDir | None:
     """Return the job that was submitted last, None without jobs. Raises ClusterError when the home cannot be read."""
     newest = max(_names(folder), key=_age, default=None)
     return None if newest is None else JobDir(folder / "jobs" / newest)
 
 
-def unended(folder: Path) -> list[JobDir]:
+def unfinished_jobs(folder: Path) -> list[JobDir]:
     """Return the jobs of a home that are not over, oldest first, at one stat for each job.
 
     Raises ClusterError when the home cannot be read.
@@ -87,21 +87,25 @@ def unended(folder: Path) -> list[JobDir]:
     return [JobDir(Path(root, job_id)) for job_id in sorted(running, key=_age)]
 
 
-def is_ours(job: JobDir) -> bool:
+def is_own_job(job: JobDir) -> bool:
     """Tell whether the job exists, belongs to this user, and is not a copy. `require_ours` also checks that no other user
     can write to it."""
-    return ownership.belongs(job.root) and ownership.belongs(job.plan) and original_of(job) is None
+    return (
+        ownership.belongs_to_caller(job.root)
+        and ownership.belongs_to_caller(job.plan)
+        and find_original(job) is None
+    )
 
 
-def require_ours(job: JobDir) -> None:
+def require_own_job(job: JobDir) -> None:
     """Raise UserError unless a job's folder, and all in it that is executed, loaded or written, belongs to this user alone,
     and the folder is not a copy. Call it right before such an action."""
-    if fault := ownership.fault_within(job.root):
-        raise UserError.of(fault)
+    if fault := ownership.find_fault_within(job.root):
+        raise UserError.from_fault(fault)
     require_original(job)
 
 
-def original_of(job: JobDir) -> Path | None:
+def find_original(job: JobDir) -> Path | None:
     """Return the original of a copied job folder: a job still exists at the recorded path. A folder that was moved has left
     nothing there, or a link to itself."""
     try:
@@ -114,12 +118,12 @@ def original_of(job: JobDir) -> Path | None:
 
 def require_original(job: JobDir) -> None:
     """Raise UserError for a copy of a job's folder."""
-    if (original := original_of(job)) is not None:
-        fix = f"use the job itself (ORCH_HOME={original.parent.parent}); for a new job, {anew(job.root)}"
+    if (original := find_original(job)) is not None:
+        fix = f"use the job itself (ORCH_HOME={original.parent.parent}); for a new job, {resubmit_hint(job.root)}"
         raise UserError(f"it is a copy of {original}, and copies are read only", str(job.root), fix)
 
 
-def note_origin(job: JobDir, place: Path) -> None:
+def record_origin(job: JobDir, place: Path) -> None:
     """Record the path of a job's folder, now or after its move, unless it is recorded already. Raises OSError."""
     with contextlib.suppress(OSError):
         if _origin(job) == place:
@@ -131,7 +135,7 @@ def _origin(job: JobDir) -> Path:
     return Path(os.fsdecode(ownership.read_regular(job.origin)))
 
 
-def anew(root: Path) -> str:
+def resubmit_hint(root: Path) -> str:
     """Return how to continue a job in a new folder, if it cannot run in its own."""
     return f"submit {root / 'job.yaml'}, cancel the new job (orch cancel), then orch resume it --from a checkpoint in {root / 'checkpoints'}"
 
@@ -162,47 +166,47 @@ def _age(job_id: str) -> tuple[str, str]:
     return job_id[-_STAMP_CHARS:], job_id
 
 
-def find(folder: Path, wanted: str | None, *, running: bool = False) -> JobDir:
+def find_job(folder: Path, job_ref: str | None, *, running: bool = False) -> JobDir:
     """Return the job with this id, or the latest with this name, or the latest of all when `wanted` is None.
 
     A part of an id is enough, see `_is_part`. `running`: the latest job with this name that has not ended is preferred.
     Raises UserError, with the nearest names, when there is no such job.
     """
-    newest = latest(folder)
+    newest = latest_job(folder)
     if newest is None:
         raise UserError("there are no jobs yet", str(folder), "submit one: orch submit job.yaml")
-    if wanted is None:
+    if job_ref is None:
         return newest
-    named = [job for job in unended(folder) if name_of(job.id) == wanted] if running else []
-    return named[-1] if named else JobDir(folder / "jobs" / _chosen(ids(folder), wanted, folder))
+    named = [job for job in unfinished_jobs(folder) if name_of(job.id) == job_ref] if running else []
+    return named[-1] if named else JobDir(folder / "jobs" / _match_id(list_ids(folder), job_ref, folder))
 
 
-def _chosen(job_ids: list[str], wanted: str, folder: Path) -> str:
-    if wanted in job_ids:
-        return wanted
-    named = [job_id for job_id in job_ids if name_of(job_id) == wanted]
+def _match_id(job_ids: list[str], job_ref: str, folder: Path) -> str:
+    if job_ref in job_ids:
+        return job_ref
+    named = [job_id for job_id in job_ids if name_of(job_id) == job_ref]
     if named:
         return named[-1]
-    partly = [job_id for job_id in job_ids if _is_part(wanted, job_id)]
+    partly = [job_id for job_id in job_ids if _is_part(job_ref, job_id)]
     if len(partly) == 1:
         return partly[0]
     if partly:
         fix = f"name one of them: {', '.join(partly[-NEAR_MAX:])}"
-        raise UserError(f"{len(partly)} job ids begin or end with {wanted!r}", str(folder), fix)
-    fix = f"closest: {', '.join(_near(job_ids, wanted))}; `orch status --all` lists all"
-    raise UserError(f"no job has the id or name {wanted!r}", str(folder), fix)
+        raise UserError(f"{len(partly)} job ids begin or end with {job_ref!r}", str(folder), fix)
+    fix = f"closest: {', '.join(_nearest_names(job_ids, job_ref))}; `orch status --all` lists all"
+    raise UserError(f"no job has the id or name {job_ref!r}", str(folder), fix)
 
 
-def _is_part(wanted: str, job_id: str) -> bool:
+def _is_part(job_ref: str, job_id: str) -> bool:
     """Tell whether this is part of an id: a prefix that includes the full name, or a suffix after the name. A part of a
     name is not enough: exp1 is not exp10."""
     name = len(name_of(job_id))
-    return (len(wanted) > name and job_id.startswith(wanted)) or (
-        0 < len(wanted) <= len(job_id) - name - 1 and job_id.endswith(wanted)
+    return (len(job_ref) > name and job_id.startswith(job_ref)) or (
+        0 < len(job_ref) <= len(job_id) - name - 1 and job_id.endswith(job_ref)
     )
 
 
-def called(job: JobDir) -> str:
+def reference(job: JobDir) -> str:
     """Return the shortest reference to a job for commands: its name if no other job of its home has it, else its id."""
     name = name_of(job.id)
     try:
@@ -212,8 +216,8 @@ def called(job: JobDir) -> str:
     return name if len(others) == 1 else job.id
 
 
-def _near(job_ids: list[str], wanted: str) -> list[str]:
+def _nearest_names(job_ids: list[str], job_ref: str) -> list[str]:
     import difflib
 
     names = list(dict.fromkeys(name_of(job_id) for job_id in reversed(job_ids)))
-    return difflib.get_close_matches(wanted, names, n=NEAR_MAX) or names[:NEAR_MAX]
+    return difflib.get_close_matches(job_ref, names, n=NEAR_MAX) or names[:NEAR_MAX]

@@ -39,11 +39,11 @@ def attempt_of(path: Path) -> int | None:
     return int(match.group(1)) if match else None
 
 
-IN_CODE = "{job_dir}/code/"
+CODE_PREFIX = "{job_dir}/code/"
 """The beginning of a `checkpoint.path` in the working folder of the ranks."""
 
 
-class _Inside:
+class _PathInJob:
     """A path inside a job's folder that is always the same."""
 
     def __init__(self, name: str) -> None:
@@ -59,109 +59,109 @@ class JobDir:
 
     root: Path
 
-    origin = _Inside("origin")
+    origin = _PathInJob("origin")
     """Path of this folder when the job was submitted or last started; if it differs, the folder was moved or copied."""
 
-    spec = _Inside("job.yaml")
+    spec = _PathInJob("job.yaml")
     """The job file as it was submitted."""
 
-    plan = _Inside("plan.json")
+    plan = _PathInJob("plan.json")
     """The plan that the supervisor works from (`plan.Plan`); a job is deleted when it is gone."""
 
-    overrides = _Inside("overrides.json")
+    overrides = _PathInJob("overrides.json")
     """The changes of `--set` and `--backend` to the job file, a JSON list of `key=value`."""
 
-    provenance = _Inside("provenance.json")
+    provenance = _PathInJob("provenance.json")
     """Git commit, versions of Python, torch and packages at submit."""
 
-    dirty_diff = _Inside("code.diff")
+    dirty_diff = _PathInJob("code.diff")
     """The changes in the working tree that its commit lacked at submit."""
 
-    scripts = _Inside("scripts")
+    scripts = _PathInJob("scripts")
     """The scripts that start the job, as `orch render` shows them: of the agent, and of sbatch."""
 
-    code = _Inside("code")
+    code = _PathInJob("code")
     """The snapshot of the user's code, in which the ranks run."""
 
-    brought = _Inside("snapshot.json")
+    snapshot_files = _PathInJob("snapshot.json")
     """The files of the snapshot, each with its size and time (`start_folder`)."""
 
-    archive = _Inside("code.tar.gz")
+    archive = _PathInJob("code.tar.gz")
     """The code for hosts that do not see this folder: the snapshot's copies, and what `ssh.sync` names."""
 
-    hosts_file = _Inside("hosts.txt")
+    hosts_file = _PathInJob("hosts.txt")
     """The user's `ssh.hosts_file` as it was at submit."""
 
-    bundle = _Inside("orch.pyz")
+    bundle = _PathInJob("orch.pyz")
     """The program of supervisor and agents, a zip application."""
 
-    journal = _Inside("journal.jsonl")
+    journal = _PathInJob("journal.jsonl")
     """The append-only journal: each event and decision, one JSON object a line."""
 
-    facts = _Inside("facts.jsonl")
+    facts = _PathInJob("facts.jsonl")
     """The facts at one line of the journal, so that only the lines after it need to be read."""
 
-    state = _Inside("state.json")
+    state = _PathInJob("state.json")
     """The status as the supervisor last wrote it (`status_file`)."""
 
-    series = _Inside("series.jsonl")
+    series = _PathInJob("series.jsonl")
     """Measurements of the ranks over time (`series`)."""
 
-    lock = _Inside("supervisor.lock")
+    lock = _PathInJob("supervisor.lock")
     """Held (flock) by the one supervisor that may act."""
 
-    resume_lock = _Inside("resume.lock")
+    resume_lock = _PathInJob("resume.lock")
     """Held (flock) by the one command that resumes the job."""
 
-    supervisor_log = _Inside("supervisor.log")
+    supervisor_log = _PathInJob("supervisor.log")
     """The log of the supervisor process: its notes, and its last output when it failed."""
 
-    given_up = _Inside("given-up")
-    """Exists after the supervisor's watchdog has given up restarting it (`supervisor/guard.py`), with the reason."""
+    given_up = _PathInJob("given-up")
+    """Exists after the supervisor's watchdog has given up restarting it (`supervisor/supervisor_watchdog.py`), with the reason."""
 
-    endpoint = _Inside("endpoint")
+    endpoint = _PathInJob("endpoint")
     """The addresses that agents dial, one `host:port` a line; rewritten when a supervisor comes back on another port."""
 
-    requests = _Inside("requests")
+    requests = _PathInJob("requests")
     """The requests to the job after its submit, one numbered file each (`requests`)."""
 
-    ended = _Inside("ended")
+    ended = _PathInJob("ended")
     """Exists when the job is over, so that a thousand old jobs cost one stat each."""
 
-    slurm = _Inside("slurm.json")
+    slurm = _PathInJob("slurm.json")
     """Slurm's ids of the job, a JSON list, the present one last; written by the submit side."""
 
-    queue = _Inside("queue.json")
+    queue = _PathInJob("queue.json")
     """The cluster in whose queue a Slurm job is, a JSON object; written by the submit side."""
 
-    allocation = _Inside("allocation")
+    allocation = _PathInJob("allocation")
     """The Slurm allocation that the job is in now, `12.0`; written by its supervisor before its first order."""
 
-    steps = _Inside("steps")
+    steps = _PathInJob("steps")
     """The srun steps that started agents, and their output, see `backends/slurm`."""
 
-    cleaned_hosts = _Inside("swept.json")
+    cleaned_hosts = _PathInJob("swept.json")
     """The hosts from which the ended job was cleaned up, a JSON list."""
 
-    secrets = _Inside("secrets")
+    secrets = _PathInJob("secrets")
     """The folder of private files: environment, secrets, keys, certificate."""
 
-    webhook = _Inside("secrets/webhook")
+    webhook = _PathInJob("secrets/webhook")
     """The URL of the webhook that is notified, where the job has one."""
 
-    checkpoints = _Inside("checkpoints")
+    checkpoints = _PathInJob("checkpoints")
     """The folder for checkpoints, as the ranks get it in ORCH_CHECKPOINT_DIR."""
 
-    ledger = _Inside("checkpoints/ledger.jsonl")
+    ledger = _PathInJob("checkpoints/ledger.jsonl")
     """The ledger of checkpoints (`core/checkpoints/ledger.py`); written by the supervisor."""
 
-    logs = _Inside("logs")
+    logs = _PathInJob("logs")
     """The logs of all attempts."""
 
-    batch_log = _Inside("logs/slurm.log")
+    batch_log = _PathInJob("logs/slurm.log")
     """The output of a Slurm job's batch script, with Slurm's own messages."""
 
-    from_hosts = _Inside("from-hosts")
+    from_hosts = _PathInJob("from-hosts")
     """Files of checkpoints that a host had in a newer version than the job folder, after the end; by host."""
 
     @classmethod
@@ -174,10 +174,10 @@ class JobDir:
         """The job's id, which is the name of its folder."""
         return self.root.name
 
-    def checkpoint_place(self, glob: str) -> tuple[Path, str]:
+    def checkpoint_location(self, glob: str) -> tuple[Path, str]:
         """Return the folder of a `checkpoint.path` on a rank's host, and the glob in it; an absolute glob stays."""
-        if glob.startswith(IN_CODE):
-            return self.code, glob.removeprefix(IN_CODE)
+        if glob.startswith(CODE_PREFIX):
+            return self.code, glob.removeprefix(CODE_PREFIX)
         return self.checkpoints, glob
 
     def attempt_logs(self, attempt: int) -> Path:

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.core.errors import ClusterError, NotOursError
+from orchestrator.core.errors import ClusterError, OwnershipLostError
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
 
@@ -49,7 +49,7 @@ def acquire(fd: int, limit_s: float, poll_s: float = POLL_S) -> bool:
 
 
 @contextlib.contextmanager
-def held(path: Path, limit_s: float) -> Iterator[bool]:
+def hold(path: Path, limit_s: float) -> Iterator[bool]:
     """Hold a lock and sign its file, or yield False when another holds it for `limit_s`. Raises OSError, see `take`."""
     fd = open_file(path)
     try:
@@ -83,38 +83,38 @@ def sign(fd: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LockHolder:
     """Process that signed a lock last."""
 
     pid: int
     host: str
 
 
-def holder(path: Path) -> Holder | None:
+def read_holder(path: Path) -> LockHolder | None:
     """Return the process that signed a lock last; None when that cannot be read."""
     try:
         words = ownership.read_regular(path)[:HOLDER_BYTES_MAX].decode(errors="replace").split()
     except OSError:
         return None
-    return Holder(int(words[0]), words[1]) if len(words) == 2 and words[0].isdecimal() else None
+    return LockHolder(int(words[0]), words[1]) if len(words) == 2 and words[0].isdecimal() else None
 
 
-class Signature:
+class LockSignature:
     """Signature of this process in a lock that it holds, for disks that do not show locks to other machines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._who = holder(path)
+        self._who = read_holder(path)
 
     def require(self) -> None:
         """Raise NotOursError where another has signed since; an unreadable signature counts as its own."""
-        if self._who is not None and holder(self._path) not in (None, self._who):
-            raise NotOursError(f"another process has taken over the job{by_whom(self._path)}")
+        if self._who is not None and read_holder(self._path) not in (None, self._who):
+            raise OwnershipLostError(f"another process has taken over the job{holder_text(self._path)}")
 
 
-def by_whom(path: Path) -> str:
+def holder_text(path: Path) -> str:
     """Return a lock's holder for a message, such as ` (pid 12 on login1)`; empty when that is not known."""
-    who = holder(path)
+    who = read_holder(path)
     return f" (pid {who.pid} on {who.host})" if who else ""
 
 
@@ -139,32 +139,32 @@ RESUME_S_MAX = 60.0
 """How long to wait for another command that resumes the job: sbatch may be slow to answer it."""
 
 
-def locked(job: JobDir) -> AbstractContextManager[bool]:
+def hold_job_lock(job: JobDir) -> AbstractContextManager[bool]:
     """Hold the job's lock, or yield False when another supervisor holds it for `LOCK_S_MAX`."""
-    return held(job.lock, LOCK_S_MAX)
+    return hold(job.lock, LOCK_S_MAX)
 
 
-def resuming(job: JobDir, limit_s: float = RESUME_S_MAX) -> AbstractContextManager[bool]:
+def hold_resume_lock(job: JobDir, limit_s: float = RESUME_S_MAX) -> AbstractContextManager[bool]:
     """Hold the right to resume the job, or yield False when another command holds it for `limit_s`."""
-    return held(job.resume_lock, limit_s)
+    return hold(job.resume_lock, limit_s)
 
 
 @contextlib.contextmanager
-def command_lock(job: JobDir, limit_s: float = RESUME_S_MAX) -> Iterator[None]:
+def hold_command_lock(job: JobDir, limit_s: float = RESUME_S_MAX) -> Iterator[None]:
     """Hold the resume lock for a command that must not run beside a resume or another such command. Raises ClusterError when
     another command holds it for `limit_s`, and OSError."""
-    with resuming(job, limit_s) as is_mine:
+    with hold_resume_lock(job, limit_s) as is_mine:
         if not is_mine:
-            what = f"another command is working on the job{by_whom(job.resume_lock)}"
+            what = f"another command is working on the job{holder_text(job.resume_lock)}"
             raise ClusterError(what, job.id, "wait until it has finished, then try again")
         yield
 
 
 @contextlib.contextmanager
-def ended_job(job: JobDir) -> Iterator[None]:
+def hold_ended_job(job: JobDir) -> Iterator[None]:
     """Hold the resume lock of an ended job, so that it is not resumed meanwhile. Raises ClusterError if it has not ended, or
     another command holds the lock, and OSError."""
-    with command_lock(job, 0.0):
+    with hold_command_lock(job, 0.0):
         if not job.ended.exists():
             raise ClusterError(
                 "the job was resumed, so it has not ended", job.id, f"see orch status {job.id}"

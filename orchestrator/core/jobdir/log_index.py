@@ -29,14 +29,14 @@ class LogIndex:
         self._size_bytes = 0
         self._keep(_count(self._fd))
 
-    def note(self, time_ns: int, size_bytes: int) -> None:
+    def record(self, time_ns: int, size_bytes: int) -> None:
         """Record that the log had `size_bytes` at `time_ns`; does nothing while the log has not grown.
 
         A log that shrank takes the records beyond its new end with it. A disk that refuses costs a time stamp, not
         the job: the next call tries again.
         """
         if size_bytes < self._size_bytes:
-            self._keep(_first(self._fd, _count(self._fd), lambda _, offset: offset > size_bytes))
+            self._keep(_find_first(self._fd, _count(self._fd), lambda _, offset: offset > size_bytes))
         if size_bytes <= self._size_bytes:
             return
         time_ns = max(time_ns, self._time_ns)
@@ -66,7 +66,7 @@ def offset_at(path: Path, time_ns: int) -> int:
     if fd is None:
         return 0
     try:
-        after = _first(fd, _count(fd), lambda noted_ns, _: noted_ns > time_ns)
+        after = _find_first(fd, _count(fd), lambda noted_ns, _: noted_ns > time_ns)
         return _record(fd, after - 1)[1] if after else 0
     finally:
         os.close(fd)
@@ -113,7 +113,7 @@ class IndexCursor:
             return False
         try:
             if self._record_next is None:
-                self._record_next = _first(fd, _count(fd), lambda _, end: end > offset)
+                self._record_next = _find_first(fd, _count(fd), lambda _, end: end > offset)
             block = os.pread(fd, _BLOCK_BYTES, self._record_next * _RECORD.size)
         finally:
             os.close(fd)
@@ -144,7 +144,7 @@ def _record(fd: int, number: int) -> tuple[int, int]:
     return time_ns, offset
 
 
-def _first(fd: int, count: int, beyond: Callable[[int, int], bool]) -> int:
+def _find_first(fd: int, count: int, beyond: Callable[[int, int], bool]) -> int:
     """Return the number of the first record that is `beyond(time_ns, offset)`, `count` when none is."""
     low, high = 0, count
     while low < high:

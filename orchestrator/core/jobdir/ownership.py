@@ -32,32 +32,32 @@ LOADED = ("requests", "scripts", "secrets")
 """The folders whose files are checked one by one."""
 
 
-def fault(root: Path) -> Fault | None:
+def find_fault(root: Path) -> Fault | None:
     """Return why the job folder `root`, or a folder above it, is not exclusively the caller's; None when it is."""
     for folder in (root.parent.parent, root.parent):
-        if found := _of_parent(folder):
+        if found := _find_parent_fault(folder):
             return found
     if owner := _owner(root):
         return Fault(str(root), f"this job belongs to {owner}", f"ask {owner}")
-    return _of(root)
+    return _find_path_fault(root)
 
 
-def fault_within(root: Path) -> Fault | None:
+def find_fault_within(root: Path) -> Fault | None:
     """Return the same of the job folder with all that orch would execute, load or write in it."""
-    if found := fault(root):
-        return found
+    if path_fault := find_fault(root):
+        return path_fault
     for entry in _entries(root):
         path = Path(entry.path)
         is_own_link = entry.is_symlink() and entry.name in LINKED and not _owner(path)
-        if not is_own_link and (found := _of(path)):
-            return found
+        if not is_own_link and (path_fault := _find_path_fault(path)):
+            return path_fault
         is_loaded = entry.name in LOADED and entry.is_dir(follow_symlinks=False)
-        if is_loaded and (found := next(filter(None, map(_of, path.iterdir())), None)):
-            return found
+        if is_loaded and (path_fault := next(filter(None, map(_find_path_fault, path.iterdir())), None)):
+            return path_fault
     return None
 
 
-def belongs(path: Path) -> bool:
+def belongs_to_caller(path: Path) -> bool:
     """Tell whether a file or folder exists, belongs to the caller, and is not a symbolic link."""
     try:
         status = path.lstat()
@@ -68,7 +68,7 @@ def belongs(path: Path) -> bool:
 
 def is_own(path: Path) -> bool:
     """Tell whether a file or folder is not a link, belongs to the caller, and cannot be written by other users."""
-    return belongs(path) and _of(path) is None
+    return belongs_to_caller(path) and _find_path_fault(path) is None
 
 
 def mode_of_copy(mode: int) -> int:
@@ -77,7 +77,7 @@ def mode_of_copy(mode: int) -> int:
 
 
 @contextlib.contextmanager
-def closed_to_others() -> Iterator[None]:
+def restricted_umask() -> Iterator[None]:
     """Make nothing in this block writable by other users, whatever the umask is."""
     before = os.umask(WRITABLE)
     os.umask(before | WRITABLE)
@@ -87,7 +87,7 @@ def closed_to_others() -> Iterator[None]:
         os.umask(before)
 
 
-def close_to_others() -> None:
+def restrict_umask() -> None:
     """Make nothing writable by other users in this process and those that it starts, whatever the umask is."""
     os.umask(os.umask(WRITABLE) | WRITABLE)
 
@@ -113,12 +113,12 @@ def open_regular(path: Path, flags: int = 0) -> int:
     raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(path))
 
 
-def regular_file(path: Path) -> BinaryIO:
+def open_for_reading(path: Path) -> BinaryIO:
     """Open a file as `open_regular` does, for reading."""
     return os.fdopen(open_regular(path), "rb")
 
 
-def growing_file(path: Path) -> FileIO:
+def open_for_append(path: Path) -> FileIO:
     """Open a file of a job folder, which may be a new one, to add to its end. Raises OSError, see `open_regular`."""
     fd = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.lseek(fd, 0, os.SEEK_END)
@@ -127,7 +127,7 @@ def growing_file(path: Path) -> FileIO:
 
 def read_regular(path: Path) -> bytes:
     """Return the bytes of a file of a job folder. Raises OSError, see `open_regular`."""
-    with regular_file(path) as file:
+    with open_for_reading(path) as file:
         return file.read()
 
 
@@ -136,12 +136,12 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return list(entries)
 
 
-def _of_parent(folder: Path) -> Fault | None:
+def _find_parent_fault(folder: Path) -> Fault | None:
     """Return why a folder in which job folders lie is not safe; a link to it counts with what it leads to."""
     try:
         link, status = folder.lstat(), folder.stat()
     except OSError as err:
-        return _unseen(folder, err)
+        return _unreadable_fault(folder, err)
     fix = "set ORCH_HOME, or ssh.remote_dir, to a folder of your own"
     if not _is_trusted(link.st_uid) and stat.S_ISLNK(link.st_mode):
         what = f"it is a symbolic link of {user_name(link.st_uid)}, who can lead it elsewhere"
@@ -158,13 +158,13 @@ def _of_parent(folder: Path) -> Fault | None:
     return None
 
 
-def _of(path: Path) -> Fault | None:
+def _find_path_fault(path: Path) -> Fault | None:
     try:
         status = path.lstat()
     except FileNotFoundError:
         return None  # gone in the meantime
     except OSError as err:
-        return _unseen(path, err)
+        return _unreadable_fault(path, err)
     caution = "after checking that everything in it is yours"
     if not _is_trusted(status.st_uid):
         what = f"it belongs to {user_name(status.st_uid)}, in a job folder of yours"
@@ -180,7 +180,7 @@ def _of(path: Path) -> Fault | None:
     return None
 
 
-def _unseen(path: Path, err: OSError) -> Fault:
+def _unreadable_fault(path: Path, err: OSError) -> Fault:
     return Fault(str(path), f"it cannot be inspected: {err.strerror}", "check its permissions")
 
 

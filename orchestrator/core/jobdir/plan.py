@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.planned import Limits, PlannedNode, PlannedPool
-from orchestrator.core.text import counted
+from orchestrator.core.plan_types import Limits, PlannedNode, PlannedPool
+from orchestrator.core.text import format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Plan:
     origins: dict[str, str] = field(default_factory=dict)
     batch: PlannedBatch | None = None
     # Hosts that are used only when no others are left, since they failed recently; each with the reason
-    set_aside: dict[str, str] = field(default_factory=dict)
+    avoided_hosts: dict[str, str] = field(default_factory=dict)
     # The last item of `argv` is a script that each node runs once; its launcher calls start the ranks
     launches: bool = False
 
@@ -111,7 +111,7 @@ class Plan:
         if self.batch is None:
             return ""
         factors = f"{self.batch.per_device} per device × {self.batch.accumulation} accumulated"
-        return f"{self.effective_batch} = {factors} × {counted(self.world_size, 'rank')}"
+        return f"{self.effective_batch} = {factors} × {format_count(self.world_size, 'rank')}"
 
     @property
     def world_size(self) -> int:
@@ -122,12 +122,12 @@ class Plan:
     def for_node(self, name: str) -> Plan:
         """Return the plan as a node is sent it: without the other hosts of a pool, and what the supervisor alone acts on."""
         nodes = self.nodes if self.pool is None else tuple(node for node in self.nodes if node.name == name)
-        return replace(self, nodes=nodes, set_aside={}, notify=None)
+        return replace(self, nodes=nodes, avoided_hosts={}, notify=None)
 
-    def checkpoint_place(self, job: JobDir) -> tuple[Path, str]:
+    def checkpoint_location(self, job: JobDir) -> tuple[Path, str]:
         """Return where the checkpoints are in the job folder on the submit machine: those of hosts that do not see it
         are fetched into one folder, wherever the ranks have them."""
-        folder, glob = job.checkpoint_place(self.checkpoint_glob)
+        folder, glob = job.checkpoint_location(self.checkpoint_glob)
         return (job.checkpoints if self.ssh is not None else folder), glob
 
     @property
@@ -141,13 +141,13 @@ class Plan:
         return self.pythons if self.pythons[:1] == self.argv[:1] else (self.program,)
 
     @property
-    def size(self) -> str:
+    def size_text(self) -> str:
         """Size of the job as text: `4 ranks on 2 nodes, on CPUs`."""
         gpus, nodes, chosen = sum(len(node.gpus) for node in self.nodes), len(self.nodes), ""
         if self.pool is not None:
             gpus, nodes = self.pool.nodes * self.pool.gpus_each, self.pool.nodes
-            spares = f", {counted(self.pool.spares, 'spare')}" if self.pool.spares else ""
-            hosts = f", out of {counted(len(self.nodes), 'host')}"
+            spares = f", {format_count(self.pool.spares, 'spare')}" if self.pool.spares else ""
+            hosts = f", out of {format_count(len(self.nodes), 'host')}"
             chosen = f"{spares}{'' if self.slurm else hosts}"
-        ranks, on_nodes = counted(self.world_size, "rank"), counted(nodes, "node")
-        return f"{ranks} on {on_nodes}{chosen}, on {counted(gpus, 'GPU') if gpus else 'CPUs'}"
+        ranks, on_nodes = format_count(self.world_size, "rank"), format_count(nodes, "node")
+        return f"{ranks} on {on_nodes}{chosen}, on {format_count(gpus, 'GPU') if gpus else 'CPUs'}"

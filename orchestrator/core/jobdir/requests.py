@@ -18,29 +18,29 @@ from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import full_disk, home, ownership
 from orchestrator.core.jobdir.durable import replace_text, sync_folder
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.shown import Cause
+from orchestrator.core.status_types import AllocationEndCause
 
 NUMBER_MAX = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class JobRequest:
     """One request, as its file holds it."""
 
     number: int
     # cancel, restart, resume, look or allocation_ended
-    ask: str
+    action: str
     # When it was written, in seconds since the epoch, by the clock of the disk.
     written_s: float
     # Of a resume: the number of the checkpoint to resume from, 0 for the newest.
     save: int
     # Of an allocation that has ended: Slurm's id (and restart count), and how it ended. An unknown cause is a failure.
     allocation: str
-    cause: Cause
+    cause: AllocationEndCause
     why: str
 
 
-def ask(folder: Path, what: str, **more: str) -> int:
+def send(folder: Path, action: str, **more: str) -> int:
     """Write a request and return its number; two at once get two numbers.
 
     `what`: cancel; restart; look, for an inspection; resume, with `save`, its number or 0; or allocation_ended, with
@@ -48,30 +48,30 @@ def ask(folder: Path, what: str, **more: str) -> int:
     ClusterError when the disk refuses.
     """
     try:
-        return _ask(folder, what, more)
+        return _send(folder, action, more)
     except OSError as err:
-        raise refused(err, folder.parent) from err
+        raise make_write_error(err, folder.parent) from err
 
 
-def refused(err: OSError, root: Path) -> OrchError:
+def make_write_error(err: OSError, root: Path) -> OrchError:
     """Return the error for a file that could not be written into the job folder `root`."""
-    fault = ownership.fault(root)
+    fault = ownership.find_fault(root)
     if isinstance(err, PermissionError) and fault:
-        return UserError.of(fault)
+        return UserError.from_fault(fault)
     fix = "fix that file or folder, then try again"
     fix = f"make room in {root}, then try again" if full_disk.is_full(err) else fix
     return ClusterError(f"cannot be written: {err.strerror}", str(err.filename or root), fix)
 
 
-def _ask(folder: Path, what: str, more: dict[str, str]) -> int:
-    if fault := ownership.fault(folder.parent):
-        raise UserError.of(fault)
+def _send(folder: Path, what: str, fields: dict[str, str]) -> int:
+    if fault := ownership.find_fault(folder.parent):
+        raise UserError.from_fault(fault)
     home.require_original(JobDir(folder.parent))
     folder.mkdir(mode=0o755, exist_ok=True)
     if not ownership.is_own(folder):
         raise PermissionError(errno.EACCES, "other users can write to it", str(folder))
     part = folder / f".{os.urandom(6).hex()}.part"
-    replace_text(part, codec.dumps_plain({"ask": what, **more}))
+    replace_text(part, codec.dumps_plain({"ask": what, **fields}))
     try:
         for number in range(
             max([number_of(path) for path in folder.glob("*.json")], default=0) + 1, NUMBER_MAX
@@ -98,14 +98,14 @@ def number_of(path: Path) -> int:
     return int(path.stem) if re.fullmatch(r"[0-9]{1,6}", path.stem) else 0
 
 
-def after(folder: Path, number: int) -> Iterator[Request]:
+def read_after(folder: Path, number: int) -> Iterator[JobRequest]:
     """Yield the requests after `number`, in order. Raises OSError when the folder cannot be listed or descriptors are out."""
     for path in _files(folder):
         if number_of(path) > number and (request := _read(path)) is not None:
             yield request
 
 
-def latest(folder: Path) -> Request | None:
+def read_latest(folder: Path) -> JobRequest | None:
     """Return the latest request; None when there is none or it cannot be read."""
     try:
         path = max(_files(folder), default=None)
@@ -118,7 +118,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix == ".json" and number_of(path))
 
 
-def _read(path: Path) -> Request | None:
+def _read(path: Path) -> JobRequest | None:
     """Return one request, or None for any other file, which must not stop the job."""
     try:
         data = codec.loads_plain(ownership.read_regular(path))
@@ -130,9 +130,9 @@ def _read(path: Path) -> Request | None:
             raise
         return None
     try:
-        cause = Cause(data.get("cause"))
+        cause = AllocationEndCause(data.get("cause"))
     except ValueError:
-        cause = Cause.FAILED
-    ask, save, allocation, why = (str(data.get(key, "")) for key in ("ask", "save", "allocation", "why"))
+        cause = AllocationEndCause.FAILED
+    action, save, allocation, why = (str(data.get(key, "")) for key in ("ask", "save", "allocation", "why"))
     number = int(save) if save.isascii() and save.isdecimal() and len(save) < 10 else 0
-    return Request(number_of(path), ask, written_s, number, allocation, cause, why)
+    return JobRequest(number_of(path), action, written_s, number, allocation, cause, why)

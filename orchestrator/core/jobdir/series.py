@@ -20,7 +20,7 @@ from typing import Any
 
 from orchestrator.core import codec
 from orchestrator.core.jobdir import ownership
-from orchestrator.core.shown import NOT_MEASURED, Usage
+from orchestrator.core.status_types import NOT_MEASURED, Usage
 
 SAMPLE_S = 10.0
 HOUR_S, LONG_S = 3600.0, 3 * 86_400.0
@@ -28,12 +28,12 @@ FIRST_BYTES_PER_S, BYTES_PER_S = 5e6 / HOUR_S, 6.5e6 / 86_400
 LINE_BYTES_MAX = 8 << 20
 DIGITS = 6
 
-OWN = 6
+RANK_FIELDS = 6
 """How many values of a row are fields of `RankSample`; the others are those of `Usage`."""
 
 
 @dataclass(frozen=True, slots=True)
-class RankSample:
+class RankMeasurement:
     """One rank at one time. None: not known."""
 
     rank: int
@@ -48,12 +48,12 @@ class RankSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Measurement:
     """All ranks at one time, in seconds since 1970."""
 
     wall_s: float
     attempt: int
-    ranks: tuple[RankSample, ...]
+    ranks: tuple[RankMeasurement, ...]
 
 
 class SeriesWriter:
@@ -69,9 +69,9 @@ class SeriesWriter:
         """Tell whether it is time for a sample; also where the clock was set back."""
         return not self._due_wall_s - LONG_S < wall_s < self._due_wall_s
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: Measurement) -> None:
         """Append a sample, as far as the disk takes it."""
-        line = _line(sample)
+        line = _pack_line(sample)
         try:
             written_bytes = self._append(line)
         except OSError:
@@ -97,7 +97,7 @@ def pause_s(line_bytes: int, age_s: float) -> float:
     return max(SAMPLE_S, line_bytes / rate) * max(1.0, age_s / LONG_S)
 
 
-def read(path: Path, apart_s: float = 0.0) -> Iterator[Sample]:
+def read(path: Path, interval_s: float = 0.0) -> Iterator[Measurement]:
     """Yield the samples of a series in the order of their lines; none where there is no file that can be read. Those less
     than `apart_s` after the one before are left out unread: a curve needs a thousand, and a month has many more."""
     try:
@@ -110,34 +110,34 @@ def read(path: Path, apart_s: float = 0.0) -> Iterator[Sample]:
             try:
                 wall_s = float(line[1 : line.find(b",")])
                 # A clock that was set back begins again.
-                if last_wall_s <= wall_s < last_wall_s + apart_s:
+                if last_wall_s <= wall_s < last_wall_s + interval_s:
                     continue
-                yield _sample(json.loads(line))
+                yield _parse_sample(json.loads(line))
                 last_wall_s = wall_s
             except (ValueError, TypeError, IndexError, RecursionError):
                 continue
 
 
-def _line(sample: Sample) -> bytes:
+def _pack_line(sample: Measurement) -> bytes:
     """Return a line: time, attempt, and of each rank its values in the order of `RankSample`, without the last unknown ones."""
     rows = []
     for rank in sample.ranks:
         own = (rank.rank, rank.step, rank.steps_per_s, rank.step_s, rank.loss, rank.learning_rate)
-        row = [_short(value) for value in (*own, *codec.pack(rank.usage).values())]
+        row = [_shorten(value) for value in (*own, *codec.pack(rank.usage).values())]
         while row[-1] is None:
             row.pop()
         rows.append(row)
     return (codec.dumps_plain([round(sample.wall_s, 1), sample.attempt, rows]) + "\n").encode()
 
 
-def _short(value: float | None) -> float | str | None:
+def _shorten(value: float | None) -> float | str | None:
     """Return a number with few digits, a whole one with all; as a text where JSON has no number for it."""
     if value is None or isinstance(value, int):
         return value
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(float(value))
 
 
-def _sample(data: list[Any]) -> Sample:
+def _parse_sample(data: list[Any]) -> Measurement:
     """Return the sample of a line. Raises ValueError or TypeError when it is damaged."""
     wall_s, attempt, rows = data
     if not isinstance(wall_s, (int, float)) or not isinstance(attempt, int) or not isinstance(rows, list):
@@ -148,8 +148,10 @@ def _sample(data: list[Any]) -> Sample:
         rows = [[float(item) if type(item) is str else item for item in row] for row in rows]
     if not types <= _TYPES or not {type(row[0]) for row in rows} <= {int}:
         raise ValueError("no numbers of ranks")
-    rows = [[*row[:OWN], Usage(*row[OWN:])] if len(row) > OWN else row for row in rows]
-    return Sample(float(wall_s), attempt, tuple([RankSample(*row) for row in rows]))
+    rows = [
+        [*row[:RANK_FIELDS], Usage(*row[RANK_FIELDS:])] if len(row) > RANK_FIELDS else row for row in rows
+    ]
+    return Measurement(float(wall_s), attempt, tuple([RankMeasurement(*row) for row in rows]))
 
 
 _TYPES = frozenset((int, float, str, type(None)))

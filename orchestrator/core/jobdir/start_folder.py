@@ -54,48 +54,50 @@ class WrittenFile:
     size_bytes: int
 
 
-def note_brought(job: JobDir, names: Iterable[Path]) -> None:
+def record_snapshot_files(job: JobDir, names: Iterable[Path]) -> None:
     """Record the files of the snapshot in the job's folder. Raises OSError."""
-    brought = {}
+    recorded = {}
     for name in names:
         about = (job.code / name).lstat()
-        brought[str(name)] = (about.st_size, about.st_mtime_ns)
-    job.brought.write_text(json.dumps(brought))
+        recorded[str(name)] = (about.st_size, about.st_mtime_ns)
+    job.snapshot_files.write_text(json.dumps(recorded))
 
 
-def written(job: JobDir) -> list[WrittenFile]:
+def find_written_files(job: JobDir) -> list[WrittenFile]:
     """Return the files that were written in the working folder since the snapshot, by name; links are not followed, and
     caches are skipped. Empty if the files of the snapshot are not known. Raises OSError."""
     try:
-        brought = codec.loads(dict[str, tuple[int, int]], ownership.read_regular(job.brought))
+        recorded = codec.loads(dict[str, tuple[int, int]], ownership.read_regular(job.snapshot_files))
     except (FileNotFoundError, codec.CodecError):
         return []
-    found = []
+    written_files = []
     for folder, folders, files in os.walk(job.code):
         folders[:] = sorted(name for name in folders if name != CACHE)
         for name in files:
             path = Path(folder, name)
             about = path.lstat()
             own = str(path.relative_to(job.code))
-            if stat.S_ISREG(about.st_mode) and brought.get(own) != (about.st_size, about.st_mtime_ns):
-                found.append(WrittenFile(own, about.st_size))
-        if len(found) > FILES_MAX:
+            if stat.S_ISREG(about.st_mode) and recorded.get(own) != (about.st_size, about.st_mtime_ns):
+                written_files.append(WrittenFile(own, about.st_size))
+        if len(written_files) > FILES_MAX:
             break
-    return sorted(found, key=lambda file: file.name)
+    return sorted(written_files, key=lambda file: file.name)
 
 
-def links(job: JobDir) -> dict[str, str]:
+def find_links(job: JobDir) -> dict[str, str]:
     """Return the folders and compiled modules of the working folder that are links out of the job's folder, with their
     targets. Raises OSError."""
-    found = {}
+    targets = {}
     for folder, folders, files in os.walk(job.code):
         for name in sorted([*folders, *(name for name in files if name.endswith(".so"))]):
             path = Path(folder, name)
             if path.is_symlink() and not path.resolve().is_relative_to(job.root.resolve()):
-                found[str(path.relative_to(job.code))] = str(path.resolve())
-    return found
+                targets[str(path.relative_to(job.code))] = str(path.resolve())
+    return targets
 
 
-def output_links(job: JobDir) -> dict[str, str]:
+def find_output_links(job: JobDir) -> dict[str, str]:
     """Return those links that have the usual name of an output folder."""
-    return {name: to for name, to in links(job).items() if name.rpartition("/")[2].lower() in OUTPUT_FOLDERS}
+    return {
+        name: to for name, to in find_links(job).items() if name.rpartition("/")[2].lower() in OUTPUT_FOLDERS
+    }

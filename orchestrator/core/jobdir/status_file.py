@@ -18,8 +18,8 @@ from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir import home, ownership
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.locks import Holder
-from orchestrator.core.shown import NOT_MEASURED, NOT_TOLD, Suspicion, Training, Usage
+from orchestrator.core.jobdir.locks import LockHolder
+from orchestrator.core.status_types import NOT_MEASURED, NOT_REPORTED, Suspicion, Training, Usage
 
 if TYPE_CHECKING:
     from orchestrator.core.jobdir.plan import Plan
@@ -66,7 +66,7 @@ class RankStatus:
     beat_s: float | None
     exit: int | None
     progress: str | None
-    training: Training = NOT_TOLD
+    training: Training = NOT_REPORTED
     usage: Usage = NOT_MEASURED
     # How long ago it made its last step; None before the first
     step_age_s: float | None = None
@@ -149,7 +149,7 @@ class Status:
     ranks: tuple[RankStatus, ...]
     travels: tuple[TransferStatus, ...]
     written_at: str
-    training: Training = NOT_TOLD
+    training: Training = NOT_REPORTED
     # What the suspicion is about, and what follows from it when.
     suspected: Suspicion | None = None
     # The launcher call of the nodes' scripts whose ranks run.
@@ -159,7 +159,7 @@ class Status:
     # What readers add. A late supervisor has its process, and the folder whose disk is full; a copy of a job's folder the
     # folder that it is a copy of.
     written_s: float | None = None
-    supervisor: Holder | None = None
+    supervisor: LockHolder | None = None
     full_disk: str = ""
     queue: QueueStatus | None = None
     dir: str = ""
@@ -173,7 +173,7 @@ class Status:
     def __post_init__(self) -> None:
         for at in (self.created_at, self.started_at, self.ended_at, self.written_at):
             if at is not None:
-                seconds(at)
+                parse_iso(at)
 
     @property
     def is_late(self) -> bool:
@@ -181,10 +181,12 @@ class Status:
         return (self.written_s or 0.0) > LATE_S
 
 
-PARTS: dict[str, type[Training | Usage]] = {"training": Training, "usage": Usage}
+FLATTENED_FIELDS: dict[str, type[Training | Usage]] = {"training": Training, "usage": Usage}
 """Fields of a status and of its ranks whose keys are flattened into JSON, always and in this order."""
 
-_KEYS = {name: tuple(field.name for field in dataclasses.fields(part)) for name, part in PARTS.items()}
+_KEYS = {
+    name: tuple(field.name for field in dataclasses.fields(part)) for name, part in FLATTENED_FIELDS.items()
+}
 
 _DEFAULTS = {
     field.name: codec.pack(field.default)
@@ -199,7 +201,7 @@ ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 _LAST_S = 253_402_300_799.0  # 9999-12-31T23:59:59Z, the last second that Python has a date for
 
 
-def unknown(plan: Plan, state: str, reason: str, wall_s: float) -> Status:
+def status_from_plan(plan: Plan, state: str, reason: str, wall_s: float) -> Status:
     """Return the status of a job of which only the plan is known."""
     return Status(
         id=plan.id,
@@ -229,7 +231,7 @@ def unknown(plan: Plan, state: str, reason: str, wall_s: float) -> Status:
     )
 
 
-def without_nodes(status: Status) -> Status:
+def clear_nodes(status: Status) -> Status:
     """Return a status as a supervisor writes it, of a job that has lost its nodes."""
     return dataclasses.replace(
         status,
@@ -260,13 +262,13 @@ def time_of_day(at: str) -> str:
     return f"{at[11:19]} UTC"
 
 
-def seconds(text: str) -> float:
+def parse_iso(text: str) -> float:
     """Return what `iso` was given. Raises ValueError."""
     # Not strptime: it loads half a dozen modules.
     return datetime.datetime.fromisoformat(text.removesuffix("Z") + "+00:00").timestamp()
 
 
-def as_json(status: Status) -> Json:
+def to_json(status: Status) -> Json:
     """Return one object of `orch status --json`."""
     kept = {"supervisor"} if status.is_late else set()  # its process may not be known
     packed = _flat(codec.pack(status))
@@ -290,7 +292,7 @@ def loads(text: str | bytes) -> Status:
 def _flat(packed: Json) -> Json:
     flat: Json = {}
     for key, item in packed.items():
-        if key in PARTS:
+        if key in FLATTENED_FIELDS:
             flat |= item
         else:
             flat[key] = item
@@ -308,15 +310,15 @@ def _nested(data: Any) -> Any:
 
 def write(job: JobDir, status: Status, *, durable: bool) -> None:
     """Replace the status file. Raises OSError."""
-    replace_text(job.state, codec.dumps_plain(as_json(status)), durable=durable)
+    replace_text(job.state, codec.dumps_plain(to_json(status)), durable=durable)
 
 
-def stamped(status: Status, boot: str) -> Status:
+def stamp(status: Status, boot: str) -> Status:
     """Return a status with this moment of a boot of this machine."""
     return dataclasses.replace(status, boot=boot, boot_s=time.monotonic())
 
 
-OTHER_VERSION = "use the version of orch that submitted the job, or submit the job again with this one"
+OTHER_VERSION_FIX = "use the version of orch that submitted the job, or submit the job again with this one"
 """Fix for a job that another version of orch may have started."""
 
 
@@ -333,29 +335,29 @@ def read(job: JobDir, wall_s: float, boot: str = "") -> Status:
         raise ClusterError(f"the status file cannot be read: {err.strerror}", str(job.state)) from err
     except codec.KeysError as err:
         what = "the status file is damaged, or another version of orch wrote it"
-        raise ClusterError(what, str(job.state), OTHER_VERSION) from err
+        raise ClusterError(what, str(job.state), OTHER_VERSION_FIX) from err
     except ValueError as err:
         fix = "`orch why` reads the journal, and a running job's supervisor writes the file again"
         raise ClusterError("the status file is damaged", str(job.state), fix) from err
-    original = str(home.original_of(job) or "")
-    shown = refreshed(status, wall_s, boot)
+    original = str(home.find_original(job) or "")
+    shown = refresh_ages(status, wall_s, boot)
     return dataclasses.replace(shown, dir=str(job.root), copy_of=original, boot="", boot_s=0.0)
 
 
-def refreshed(status: Status, wall_s: float, boot: str = "") -> Status:
+def refresh_ages(status: Status, wall_s: float, boot: str = "") -> Status:
     """Return a status with its ages updated to now; those of an ended job do not grow. A wall clock that was set meanwhile
     does not matter on the same boot of a machine, where the monotonic clock is used."""
     if status.state in ENDED:
         return status
     is_same_boot = status.boot == boot != ""
-    late_s = time.monotonic() - status.boot_s if is_same_boot else wall_s - seconds(status.written_at)
+    late_s = time.monotonic() - status.boot_s if is_same_boot else wall_s - parse_iso(status.written_at)
     late_s = max(0.0, late_s)
     return dataclasses.replace(
         status,
-        nodes=tuple(dataclasses.replace(node, seen_s=_later(node.seen_s, late_s)) for node in status.nodes),
+        nodes=tuple(dataclasses.replace(node, seen_s=_add_age(node.seen_s, late_s)) for node in status.nodes),
         ranks=tuple(
             dataclasses.replace(
-                rank, beat_s=_later(rank.beat_s, late_s), step_age_s=_later(rank.step_age_s, late_s)
+                rank, beat_s=_add_age(rank.beat_s, late_s), step_age_s=_add_age(rank.step_age_s, late_s)
             )
             for rank in status.ranks
         ),
@@ -363,5 +365,5 @@ def refreshed(status: Status, wall_s: float, boot: str = "") -> Status:
     )
 
 
-def _later(age_s: float | None, late_s: float) -> float | None:
+def _add_age(age_s: float | None, late_s: float) -> float | None:
     return None if age_s is None else round(age_s + late_s, 1)

@@ -13,7 +13,7 @@ from pathlib import Path
 from orchestrator.core import placeholders
 from orchestrator.core.jobdir.layout import TORCHELASTIC_ERROR_FILE, JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.planned import Gang, PlannedNode
+from orchestrator.core.plan_types import Gang, PlannedNode
 from orchestrator.core.slurm import step_env
 
 
@@ -45,7 +45,7 @@ class NodePlan:
 
     def _ranks_of(self, index: int) -> tuple[int, ...]:
         plan = self.plan
-        return plan.pool.ranks_of(index) if plan.pool is not None else plan.nodes[index].ranks
+        return plan.pool.node_ranks(index) if plan.pool is not None else plan.nodes[index].ranks
 
     @property
     def gang(self) -> Gang:
@@ -53,7 +53,7 @@ class NodePlan:
         return tuple((name, self._ranks_of(index)) for index, name in enumerate(self.nodes))
 
     @property
-    def planned(self) -> PlannedNode:
+    def planned_node(self) -> PlannedNode:
         """The node in the plan; a default one if the plan does not have it."""
         there = (node for node in self.plan.nodes if node.name == self.node)
         return next(there, PlannedNode(self.node, self.node, "", (), ()))
@@ -61,9 +61,9 @@ class NodePlan:
     @property
     def gpus(self) -> int:
         """How many GPUs of the node are the job's; 0: CPU ranks."""
-        return self.plan.pool.gpus_each if self.plan.pool is not None else len(self.planned.gpus)
+        return self.plan.pool.gpus_each if self.plan.pool is not None else len(self.planned_node.gpus)
 
-    def values(self) -> dict[str, str]:
+    def placeholder_values(self) -> dict[str, str]:
         """Return the values of placeholders in this attempt."""
         number, step = str(self.attempt), "" if self.resume_step is None else str(self.resume_step)
         return {
@@ -77,13 +77,13 @@ class NodePlan:
         }
 
 
-def arguments(at: NodePlan) -> tuple[str, ...]:
+def rank_arguments(at: NodePlan) -> tuple[str, ...]:
     """Return a rank's command for an attempt, with the resume arguments only when there is a checkpoint to resume from.
 
     Shell text stays as it is: there the shell fills in what the rank's environment has. Of a script that calls a launcher
     only the resume arguments are returned: what the launcher starts is not known here.
     """
-    plan, values = at.plan, {**at.values(), placeholders.PATH: at.resume_from}
+    plan, values = at.plan, {**at.placeholder_values(), placeholders.PATH: at.resume_from}
     extra = tuple(placeholders.fill(word, values) for word in plan.resume_args) if at.resume_from else ()
     if plan.launches:
         return extra
@@ -111,8 +111,8 @@ def node_env(at: NodePlan, outer: Mapping[str, str], secrets: Mapping[str, str])
 
     Over SSH and on Slurm it is added to the host's own.
     """
-    plan, gpus = at.plan, at.planned.gpus
-    env = {**outer, **_chosen(plan, _values(plan, at.job), of_attempt=False), **secrets}
+    plan, gpus = at.plan, at.planned_node.gpus
+    env = {**outer, **_user_env(plan, _values(plan, at.job), of_attempt=False), **secrets}
     if plan.ssh is None:
         env["ORCH_HOME"] = str(
             at.job.root.parent.parent
@@ -122,15 +122,15 @@ def node_env(at: NodePlan, outer: Mapping[str, str], secrets: Mapping[str, str])
     return env
 
 
-def _chosen(plan: Plan, values: Mapping[str, str], *, of_attempt: bool) -> dict[str, str]:
+def _user_env(plan: Plan, values: Mapping[str, str], *, of_attempt: bool) -> dict[str, str]:
     return {
         name: placeholders.fill(text, values)
         for name, text in plan.env.items()
-        if of_attempt != placeholders.OF_AN_ATTEMPT.isdisjoint(placeholders.named(text))
+        if of_attempt != placeholders.ATTEMPT_NAMES.isdisjoint(placeholders.find_names(text))
     }
 
 
-OF_THE_NODE = (
+NODE_VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES"),
     *("NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
     *("TMPDIR", "XDG_RUNTIME_DIR"),
@@ -144,7 +144,7 @@ _CONDA_MARK = re.compile(r"CONDA_(?:SHLVL|DEFAULT_ENV|PREFIX(?:_[0-9]+)?|PROMPT_
 """By these conda takes an environment for active, and then leaves PATH as it is."""
 
 
-def inherited(plan: Plan, outer: Mapping[str, str]) -> dict[str, str]:
+def inherited_env(plan: Plan, outer: Mapping[str, str]) -> dict[str, str]:
     """Return what ranks inherit of the submitter's environment: nothing over SSH, where it is that of another machine.
 
     Setup lines that activate an environment of conda find none active: `conda activate` of one that is would do nothing.
@@ -155,23 +155,24 @@ def inherited(plan: Plan, outer: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in outer.items()
-        if (plan.slurm is None or name not in OF_THE_NODE) and not (activates and _CONDA_MARK.fullmatch(name))
+        if (plan.slurm is None or name not in NODE_VARIABLES)
+        and not (activates and _CONDA_MARK.fullmatch(name))
     }
 
 
-def rank_env(at: NodePlan, rank: int, meet: tuple[str, int]) -> dict[str, str]:
+def rank_env(at: NodePlan, rank: int, rendezvous_address: tuple[str, int]) -> dict[str, str]:
     """Return the variables that are one rank's own: on Slurm those of its step, the user's that name the attempt, torchrun's
     contract, then ours.
 
     `meet`: address and port. TORCHELASTIC_USE_AGENT_STORE is never set: rank 0 itself serves the store, a new one for each
     attempt.
     """
-    plan, ranks, values = at.plan, at.ranks, at.values()
+    plan, ranks, values = at.plan, at.ranks, at.placeholder_values()
     local, number, world = ranks.index(rank), str(rank), str(plan.world_size)
     error_file = at.job.rank_run(at.node, at.attempt, rank) / TORCHELASTIC_ERROR_FILE
     return {
-        **(step_env.of_a_rank(rank, local, at.gang) if plan.slurm is not None else {}),
-        **_chosen(plan, values, of_attempt=True),
+        **(step_env.rank_step_env(rank, local, at.gang) if plan.slurm is not None else {}),
+        **_user_env(plan, values, of_attempt=True),
         "RANK": number,
         "WORLD_SIZE": world,
         "LOCAL_RANK": str(local),
@@ -182,8 +183,8 @@ def rank_env(at: NodePlan, rank: int, meet: tuple[str, int]) -> dict[str, str]:
         "ROLE_RANK": number,
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": world,
-        "MASTER_ADDR": meet[0],
-        "MASTER_PORT": str(meet[1]),
+        "MASTER_ADDR": rendezvous_address[0],
+        "MASTER_PORT": str(rendezvous_address[1]),
         "TORCHELASTIC_RUN_ID": plan.id,
         "TORCHELASTIC_RESTART_COUNT": str(at.attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(plan.limits.restarts_max),
@@ -195,24 +196,24 @@ def rank_env(at: NodePlan, rank: int, meet: tuple[str, int]) -> dict[str, str]:
 def script_env(at: NodePlan) -> dict[str, str]:
     """Return the variables of a node's script: the user's that depend on the attempt, orch's, and those that people use in
     launcher lines. The rendezvous address is not known yet; orch decides it, whatever such a line says."""
-    plan, values = at.plan, at.values()
+    plan, values = at.plan, at.placeholder_values()
     return {
         "MASTER_ADDR": at.nodes[0] if plan.backend != "local" else "127.0.0.1",
         "MASTER_PORT": "29500",
-        **_chosen(plan, values, of_attempt=True),
+        **_user_env(plan, values, of_attempt=True),
         **dict.fromkeys(("GROUP_RANK", "NODE_RANK"), str(at.index)),
         **dict.fromkeys(("GROUP_WORLD_SIZE", "NNODES"), str(len(at.nodes))),
         **dict.fromkeys(("LOCAL_WORLD_SIZE", "NPROC_PER_NODE"), str(len(at.ranks))),
         **{name: values[name] for name in placeholders.VARIABLES},
-        **_slurm_like(at),
+        **_sbatch_env(at),
     }
 
 
-def _slurm_like(at: NodePlan) -> dict[str, str]:
+def _sbatch_env(at: NodePlan) -> dict[str, str]:
     """Return those of sbatch's variables that have a plain meaning for the gang. On Slurm the allocation may have spare nodes,
     and has one task a node, which is the agent."""
     plan, gpus = at.plan, at.gpus
-    found = {
+    variables = {
         **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(len(at.nodes))),
         **dict.fromkeys(("SLURM_NODEID", "SLURM_PROCID"), str(at.index)),
         **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST"), ",".join(at.nodes)),
@@ -221,10 +222,10 @@ def _slurm_like(at: NodePlan) -> dict[str, str]:
         "SLURM_NTASKS_PER_NODE": str(len(at.ranks)),
     }
     if plan.slurm is not None:
-        return found
+        return variables
     # Scripts make port numbers of the first, which is a number.
     here = {"SLURM_JOB_ID": str(zlib.crc32(plan.id.encode()) % 10**8)}
-    return {**found, **here, **({"SLURM_GPUS_ON_NODE": str(gpus)} if gpus else {})}
+    return {**variables, **here, **({"SLURM_GPUS_ON_NODE": str(gpus)} if gpus else {})}
 
 
 RANK_DIR = "ORCH_RANK_DIR"
@@ -245,7 +246,7 @@ FOREIGN_NAMES = frozenset(
 )
 
 
-def outer_env(environ: Mapping[str, str], secrets: tuple[str, ...]) -> dict[str, str]:
+def submitter_env(environ: Mapping[str, str], secrets: tuple[str, ...]) -> dict[str, str]:
     """Return what ranks inherit of the submitter's environment: all but the variables that another launcher left there,
     and the secrets, which are kept apart. Of a submitter that is itself a rank neither the hook nor the evidence
     files nor what takes its trainer's reports."""
@@ -259,10 +260,10 @@ def outer_env(environ: Mapping[str, str], secrets: tuple[str, ...]) -> dict[str,
     root = Path(environ[RANK_DIR]).parent.parent.parent.parent
     if environ.get(TRAINER_TOKEN, "").startswith(f"{root}/nodes/"):
         inherited.pop(TRAINER_URL, None)
-    return dict(_without(inherited, (f"{root}/nodes/", f"{root}/evidence/")))
+    return dict(_without_paths_in(inherited, (f"{root}/nodes/", f"{root}/evidence/")))
 
 
-def _without(environ: Mapping[str, str], folders: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _without_paths_in(environ: Mapping[str, str], folders: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Yield variables without the paths in some folders, and without those that are nothing else."""
     for name, value in environ.items():
         paths = value.split(os.pathsep)

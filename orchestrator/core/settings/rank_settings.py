@@ -15,11 +15,11 @@ from pathlib import Path
 
 from orchestrator.core.host_facts import HardwareFacts
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.planned import Limits
+from orchestrator.core.plan_types import Limits
 from orchestrator.core.settings.rank_env import NodePlan
-from orchestrator.core.text import counted
+from orchestrator.core.text import format_count
 
-RECORDED = "2000"
+RECORDER_ENTRIES = "2000"
 """How many collectives torch's flight recorder keeps; torch's own default, but older releases come with it switched off."""
 
 WATCHDOG_S = 1800
@@ -86,14 +86,14 @@ class Setting:
 _TEXT = re.compile(rf"([A-Za-z_]\w*)(?:=(.*?))? \(({'|'.join(re.escape(by.value) for by in SetBy)}): (.*)\)")
 
 
-def setting_of(text: str) -> Setting | None:
+def parse_setting(text: str) -> Setting | None:
     """Return the setting of a line that `Setting.text` has made, to be shown; None for another line."""
     found = _TEXT.fullmatch(text)
     return Setting(found[1], found[2], SetBy(found[3]), found[4]) if found else None
 
 
 @dataclass(frozen=True, slots=True)
-class Layers:
+class EnvLayers:
     """Layers of the environment that the ranks of a node share: the host's environment, what the job adds, and all that is given in the
     end. `agent.ranks.rank_start.rank_environment` adds orch's settings, which yield to it, and a rank's own variables."""
 
@@ -102,7 +102,9 @@ class Layers:
     given: Mapping[str, str]
 
     @classmethod
-    def of(cls, host: Mapping[str, str], job: Mapping[str, str], node: Mapping[str, str]) -> Layers:
+    def before_setup(
+        cls, host: Mapping[str, str], job: Mapping[str, str], node: Mapping[str, str]
+    ) -> EnvLayers:
         """Return the layers before setup lines; `node`: what the node itself sets."""
         return cls(host, job, {**host, **job, **node})
 
@@ -120,8 +122,8 @@ class Layers:
         return SetBy.SETUP, "the setup lines of the job file set it"
 
 
-def settings(
-    facts: HardwareFacts | None, at: NodePlan, layers: Layers, interface: str | None, evidence: Path
+def decide_settings(
+    facts: HardwareFacts | None, at: NodePlan, layers: EnvLayers, interface: str | None, evidence: Path
 ) -> tuple[Setting, ...]:
     """Return the settings of a node's ranks: those that orch decides, then others that are set.
 
@@ -134,13 +136,13 @@ def settings(
         Setting("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1", SetBy.ORCH, "a failed collective ends its rank, as under torchrun"),
         *_nccl_log(evidence, layers.given), *_trackers(plan.id, layers.given), *_unbuffered(plan),
     ]  # fmt: skip
-    here = [_as_given(setting, plan, layers) for setting in decided]
+    here = [_yield_to_given(setting, plan, layers) for setting in decided]
     names = {setting.name for setting in here}
     others = sorted(name for name in layers.given if is_watched(name) and name not in names)
-    return (*here, *(_given(name, plan, layers) for name in others))
+    return (*here, *(_given_setting(name, plan, layers) for name in others))
 
 
-def to_set(decided: tuple[Setting, ...], rank: int) -> dict[str, str]:
+def added_variables(decided: tuple[Setting, ...], rank: int) -> dict[str, str]:
     """Return the variables that orch adds to the environment of one rank."""
     return {
         one.name: one.value.replace(RANK_MARK, f"{rank:05d}")
@@ -149,10 +151,10 @@ def to_set(decided: tuple[Setting, ...], rank: int) -> dict[str, str]:
     }
 
 
-def _as_given(setting: Setting, plan: Plan, layers: Layers) -> Setting:
+def _yield_to_given(setting: Setting, plan: Plan, layers: EnvLayers) -> Setting:
     """Return the given setting if something else has set it, by this name or torch's other one; else orch's."""
     if setting.name in layers.given:
-        return _given(setting.name, plan, layers)
+        return _given_setting(setting.name, plan, layers)
     pairs = {**_OTHER_NAMES, **{old: new for new, old in _OTHER_NAMES.items()}}
     twin = pairs.get(setting.name, "")
     if twin in layers.given and setting.set_by is SetBy.ORCH:
@@ -162,7 +164,7 @@ def _as_given(setting: Setting, plan: Plan, layers: Layers) -> Setting:
     return setting
 
 
-def _given(name: str, plan: Plan, layers: Layers) -> Setting:
+def _given_setting(name: str, plan: Plan, layers: EnvLayers) -> Setting:
     set_by, where = layers.origin(name, plan.origins)
     value = layers.given[name] if name not in plan.secrets else "(secret)"
     return Setting(name, value, set_by, where)
@@ -177,28 +179,26 @@ def _threads(facts: HardwareFacts | None, at: NodePlan) -> Setting:
     torchrun gives every rank one thread. Where other jobs may come to the host, the share is counted by what a rank leases
     of it, a GPU or a slot; then it is the same whether they are there or not.
     """
-    plan, slots = at.plan, at.planned.slots
+    plan, slots = at.plan, at.planned_node.slots
     ranks = plan.world_size if plan.pool is None else len(at.ranks)  # of the job on this host
     if facts is None:
-        reason = f"the cores of the node, shared by {counted(ranks, 'rank')}"
+        reason = f"the cores of the node, shared by {format_count(ranks, 'rank')}"
         return Setting("OMP_NUM_THREADS", None, SetBy.LATER, reason)
     cores = facts.cores
-    what = counted(cores, "core")
+    what = format_count(cores, "core")
     if facts.quota_cpus is not None and facts.quota_cpus < cores:
         cores, what = math.floor(facts.quota_cpus), f"a cgroup's limit of {facts.quota_cpus:g} CPUs"
     if plan.slurm is not None and facts.slurm_cpus is not None and facts.slurm_cpus <= cores:
-        cores, what = facts.slurm_cpus, f"{counted(facts.slurm_cpus, 'CPU')} from Slurm"
+        cores, what = facts.slurm_cpus, f"{format_count(facts.slurm_cpus, 'CPU')} from Slurm"
     if plan.ssh is not None and not at.gpus:
         sharers = slots or facts.cpus
-        words = (
-            f"{counted(sharers, 'slot')} of the host, {'from hosts_file' if slots else 'one for each CPU'}"
-        )
+        sharers_text = f"{format_count(sharers, 'slot')} of the host, {'from hosts_file' if slots else 'one for each CPU'}"
     elif plan.slurm is None and at.gpus and len(facts.gpus) >= ranks:
-        sharers, words = len(facts.gpus), f"{counted(len(facts.gpus), 'GPU')} of the host"
+        sharers, sharers_text = len(facts.gpus), f"{format_count(len(facts.gpus), 'GPU')} of the host"
     else:
-        sharers, words = ranks, f"{counted(ranks, 'rank')} of the job here"
+        sharers, sharers_text = ranks, f"{format_count(ranks, 'rank')} of the job here"
     threads = max(1, cores // max(1, sharers))
-    return Setting("OMP_NUM_THREADS", str(threads), SetBy.ORCH, f"{what} shared by {words}")
+    return Setting("OMP_NUM_THREADS", str(threads), SetBy.ORCH, f"{what} shared by {sharers_text}")
 
 
 def _interfaces(name: str | None) -> list[Setting]:
@@ -222,7 +222,7 @@ def _flight_recorder(evidence: Path) -> list[Setting]:
     both = "; under its new name and its earlier one"
     on = f"torch records its last collectives, so that orch can name the rank that a hang waits for{both}"
     dump = f"the file of that record when torch itself gives up; torch appends the rank{both}"
-    values = (RECORDED, on), (f"{evidence}/torch-trace-of-rank-", dump)
+    values = (RECORDER_ENTRIES, on), (f"{evidence}/torch-trace-of-rank-", dump)
     stacks = "recording a stack takes Python's lock, and a dump could wait for it forever"
     recorder = [
         Setting(name, value, SetBy.ORCH, reason)

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-ENVIRONMENT = (
+PASSED_VARIABLES = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR"),
     *("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SSL_CERT_FILE"),
 )
@@ -39,7 +39,7 @@ class CommandResult:
     silent: str = ""
 
 
-def command(
+def run_command(
     argv: Sequence[str], env: Mapping[str, str] | None, limit_s: float = ASK_S_MAX, text: str = ""
 ) -> CommandResult:
     """Run one of Slurm's commands with `text` as its input. `env`: all of its environment, None for that of this process."""
@@ -57,6 +57,6 @@ def command(
     return CommandResult(done.stdout, done.stderr, done.returncode)
 
 
-def environment(environ: Mapping[str, str]) -> dict[str, str]:
+def sbatch_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what sbatch is given of an environment."""
-    return {name: environ[name] for name in ENVIRONMENT if name in environ}
+    return {name: environ[name] for name in PASSED_VARIABLES if name in environ}

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from orchestrator.core.errors import Fault
-from orchestrator.core.shown import Cause
 from orchestrator.core.slurm import job_states
+from orchestrator.core.status_types import AllocationEndCause
 
 SQUEUE_FORMAT = "%i|%T|%S|%D|%N|%r|%Z"
 """Id, state, start, number of nodes, nodes, reason, folder: free text comes last."""
@@ -30,13 +30,13 @@ NO_LOG_EXIT = "0:53"
 NO_BUNDLE_EXIT = "66:0"
 """That of orch's batch script where it cannot read the job's folder: later versions make the folder of the output file."""
 
-_UNSTARTED = (errno.E2BIG, errno.EAGAIN, errno.ENOMEM, errno.EACCES)
+_START_ERRNOS = (errno.E2BIG, errno.EAGAIN, errno.ENOMEM, errno.EACCES)
 """The exit codes that slurmstepd (22.05) gives to a program that it could not execute: the error's number."""
 
 UNKNOWN_ID = "Invalid job id"
 """Message of squeue and scontrol for a job that slurmctld does not have in memory."""
 
-_NEVER = {
+_UNSCHEDULABLE = {
     "partitionnodelimit": "nodes=…",
     "partitiontimelimit": "time_limit=…",
     "dependencyneversatisfied|reservationdeleted": "slurm.extra=[]",
@@ -96,12 +96,12 @@ class QueueJob:
         )
 
     @property
-    def cause(self) -> Cause:
+    def cause(self) -> AllocationEndCause:
         """Why it is over."""
         return job_states.end_of(self.state)[0]
 
 
-def squeue(text: str) -> dict[str, QueueJob]:
+def parse_squeue(text: str) -> dict[str, QueueJob]:
     """Read what `squeue -h -o SQUEUE_FORMAT` prints, with times in UTC."""
     jobs = {}
     for line in text.splitlines():
@@ -121,7 +121,7 @@ def squeue(text: str) -> dict[str, QueueJob]:
     return jobs
 
 
-def sacct(text: str, name_of: Callable[[int], str]) -> dict[str, QueueJob]:
+def parse_sacct(text: str, name_of: Callable[[int], str]) -> dict[str, QueueJob]:
     """Read what `sacct -n -X -P --duplicates` prints; a job that was requeued has a line for each time, the latest last.
 
     Only jobs that are over count: accounting is late for other jobs, or has never completed their lines.
@@ -139,7 +139,7 @@ def sacct(text: str, name_of: Callable[[int], str]) -> dict[str, QueueJob]:
     return {job_id: job for job_id, job in jobs.items() if job.stage is job_states.Stage.OVER}
 
 
-def fields(text: str) -> dict[str, str]:
+def parse_fields(text: str) -> dict[str, str]:
     """Read a line of `NAME=value`, as `scontrol show job -o ID` prints it, the first of each name. Values may hold blanks,
     and texts of the job itself may look like fields: those come later than what they could be taken for."""
     values: dict[str, str] = {}
@@ -150,9 +150,9 @@ def fields(text: str) -> dict[str, str]:
     return values
 
 
-def scontrol_job(text: str) -> QueueJob | None:
+def parse_scontrol_job(text: str) -> QueueJob | None:
     """Read what `scontrol show job -o ID` prints."""
-    job = fields(text)
+    job = parse_fields(text)
     if "JobId" not in job or "JobState" not in job:
         return None
     return QueueJob(
@@ -167,7 +167,7 @@ def scontrol_job(text: str) -> QueueJob | None:
     )
 
 
-def cluster_name(text: str) -> str:
+def parse_cluster_name(text: str) -> str:
     """Read the cluster's name in what `scontrol show config` prints; empty where it is missing."""
     match = re.search(r"(?m)^ClusterName\s*=(.*)$", text)
     return _or_empty(match[1].strip()) if match else ""
@@ -188,7 +188,7 @@ def _utc(word: str) -> str | None:
 # Words for people
 
 
-def place(text: str, job_id: str) -> str:
+def queue_position(text: str, job_id: str) -> str:
     """Return a job's position in the queue, from `squeue -o '%i|%P'` of the waiting jobs in order; empty if it is not listed."""
     rows = [line.strip().partition("|") for line in text.splitlines()]
     partition = next((partition for one, _, partition in rows if one == job_id), "")
@@ -200,23 +200,23 @@ def place(text: str, job_id: str) -> str:
     )
 
 
-def start(expected: str | None) -> str:
+def expected_start_text(expected: str | None) -> str:
     """Return when Slurm expects to start a waiting job; empty while it does not say."""
     return f", expected to start at {expected[:16].replace('T', ' ')} UTC" if expected else ""
 
 
-def say(job: QueueJob, name: str) -> Fault:
+def describe_job(job: QueueJob, name: str) -> Fault:
     """Describe a job in one line, with the fix where something must be done. `name`: orch's own name of it."""
     match job.stage:
         case job_states.Stage.WAITING:
-            return _waits(job, name)
+            return _describe_waiting(job, name)
         case job_states.Stage.RUNNING if job.state == "SUSPENDED":
             where = f" on {job.nodes}" if job.nodes else ""
             return Fault("", f"Slurm has suspended its job {job.id}{where}", f"scontrol resume {job.id}")
         case job_states.Stage.RUNNING | job_states.Stage.LEAVING | job_states.Stage.UNKNOWN:
             return Fault("", f"Slurm job {job.id} is {job.state}{f' on {job.nodes}' if job.nodes else ''}")
         case job_states.Stage.OVER | job_states.Stage.NOT_FOUND:
-            return ended(job)
+            return describe_end(job)
         case job_states.Stage.NO_ANSWER:
             return Fault("", f"Slurm has not reported job {job.id} yet")
 
@@ -229,10 +229,10 @@ def is_stuck(job: QueueJob) -> bool:
 def needed_change(job: QueueJob) -> str:
     """Return what to change in a job that cannot start as it is; empty for one that can."""
     first = re.split(r"[,\s(]", job.reason, maxsplit=1)[0].lower()
-    return next((change for pattern, change in _NEVER.items() if re.fullmatch(pattern, first)), "")
+    return next((change for pattern, change in _UNSCHEDULABLE.items() if re.fullmatch(pattern, first)), "")
 
 
-def _waits(job: QueueJob, name: str) -> Fault:
+def _describe_waiting(job: QueueJob, name: str) -> Fault:
     why = f": {job.reason}" if job.reason else ""
     if job.is_held:
         is_admins = "admin" in job.reason.lower()
@@ -245,7 +245,7 @@ def _waits(job: QueueJob, name: str) -> Fault:
     return Fault("", f"Slurm job {job.id} waits in the queue{why}")
 
 
-def ended(job: QueueJob) -> Fault:
+def describe_end(job: QueueJob) -> Fault:
     """Describe in one line how a job that is over has ended, with the fix where there is one."""
     name = f"Slurm job {job.id}"
     code, _, number = job.exit.partition(":")
@@ -256,7 +256,7 @@ def ended(job: QueueJob) -> Fault:
         if job.exit == NO_BUNDLE_EXIT:
             what = f"{name} could not start: {first} could not read the job's folder"
         return Fault("", what, fix)
-    why = unstarted(code) if job.state == "FAILED" and number in ("", "0") else ""
+    why = start_failure_text(code) if job.state == "FAILED" and number in ("", "0") else ""
     if why:
         return Fault(
             "",
@@ -294,10 +294,10 @@ def ended(job: QueueJob) -> Fault:
             return Fault("", f"{name} has ended{how}{host}: {job.state}")
 
 
-def unstarted(code: str) -> str:
+def start_failure_text(code: str) -> str:
     """Return why no program could be started; empty if the exit code does not show it. Only slurmd's own log has more. All
     that orch starts prints something first."""
-    if not code.isdigit() or int(code) not in _UNSTARTED:
+    if not code.isdigit() or int(code) not in _START_ERRNOS:
         return ""
     limit = ", see ulimit -u there" if int(code) == errno.EAGAIN else ""
     return f"{os.strerror(int(code))}{limit}"

@@ -16,14 +16,14 @@ _BRACKET = re.compile(r"\[([^\[\]]*)\]")
 def expand(text: str) -> tuple[str, ...]:
     """Return the nodes of a host list, in its order. Raises ValueError."""
     nodes: list[str] = []
-    for word in _words(text):
+    for word in _split_items(text):
         nodes += _expand_one(word)
         if len(nodes) > NODES_MAX:
             raise ValueError(f"more than {NODES_MAX} nodes in {text[:80]}")
     return tuple(nodes)
 
 
-def holds(text: str, node: str) -> bool:
+def may_contain(text: str, node: str) -> bool:
     """Tell whether a host list may contain a node; an empty or unreadable list may contain any."""
     try:
         return not text or node in expand(text)
@@ -31,7 +31,7 @@ def holds(text: str, node: str) -> bool:
         return True
 
 
-def _words(text: str) -> list[str]:
+def _split_items(text: str) -> list[str]:
     """Split at the commas outside of brackets."""
     words, depth = [""], 0
     for char in text:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 
-from orchestrator.core.shown import Cause
+from orchestrator.core.status_types import AllocationEndCause
 
 
 class Stage(enum.Enum):
@@ -34,13 +34,13 @@ _NAMES = {
 _STAGES = {name: stage for stage, names in _NAMES.items() for name in names.split()}
 
 _ENDS = {
-    "CANCELLED": (Cause.CANCELLED, "it was cancelled with scancel"),
-    "TIMEOUT": (Cause.TIME_LIMIT, "it reached its time limit"),
-    "DEADLINE": (Cause.TIME_LIMIT, "it reached its deadline"),
-    "PREEMPTED": (Cause.PREEMPTED, "a job of higher priority takes its nodes"),
-    "REQUEUED": (Cause.REQUEUED, "it was put back into the queue"),
-    "NODE_FAIL": (Cause.NODE_LOST, "a node failed"),
-    "BOOT_FAIL": (Cause.NODE_LOST, "a node did not boot"),
+    "CANCELLED": (AllocationEndCause.CANCELLED, "it was cancelled with scancel"),
+    "TIMEOUT": (AllocationEndCause.TIME_LIMIT, "it reached its time limit"),
+    "DEADLINE": (AllocationEndCause.TIME_LIMIT, "it reached its deadline"),
+    "PREEMPTED": (AllocationEndCause.PREEMPTED, "a job of higher priority takes its nodes"),
+    "REQUEUED": (AllocationEndCause.REQUEUED, "it was put back into the queue"),
+    "NODE_FAIL": (AllocationEndCause.NODE_LOST, "a node failed"),
+    "BOOT_FAIL": (AllocationEndCause.NODE_LOST, "a node did not boot"),
 }
 """Why a job in a state loses its nodes, as a cause and as text; in any other state it has failed."""
 
@@ -50,6 +50,6 @@ def stage_of(state: str) -> Stage:
     return _STAGES.get(state, Stage.UNKNOWN)
 
 
-def end_of(state: str) -> tuple[Cause, str]:
+def end_of(state: str) -> tuple[AllocationEndCause, str]:
     """Return why a job in this state loses its nodes, as a cause and as text."""
-    return _ENDS.get(state, (Cause.FAILED, f"it has ended: {state}"))
+    return _ENDS.get(state, (AllocationEndCause.FAILED, f"it has ended: {state}"))

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from orchestrator.core.option_table import OptionTable, names
+from orchestrator.core.option_table import OptionTable, list_names
 
 SIGNAL_MARGIN_S = 30
 """Time between the end of the ranks' grace and the time limit: the supervisor stops the ranks and asks for a requeue."""
@@ -21,7 +21,7 @@ OPTION_CHARS_MAX = 4000
 
 MINUTE_S = 60
 
-_OWNED = {
+_RESERVED = {
     "orch sets it to `name`": "--job-name/-J=",
     "write `nodes` and `spares`": "--nodes/-N=",
     "write `time_limit`": "--time/-t=",
@@ -50,7 +50,7 @@ _OWNED = {
 }
 """Options that are not allowed in `slurm.extra`, by the reason."""
 
-_OF_RANKS = {
+_STEP = {
     "orch shows what each rank prints: orch logs": "--label/-l --unbuffered/-u --verbose/-v --quiet/-Q --disable-status/-X "
     "--quit-on-interrupt --slurmd-debug=",
     "orch ends and restarts all ranks when one fails": "--kill-on-bad-exit/-K",
@@ -74,15 +74,15 @@ _OTHERS = (
 )
 """Options that sbatch takes as they are, as `slurm.extra`; the last are those of pyxis."""
 
-_TEXT = " ".join([*_OWNED.values(), *_OF_RANKS.values(), _OTHERS])
+_TEXT = " ".join([*_RESERVED.values(), *_STEP.values(), _OTHERS])
 SBATCH = OptionTable("sbatch", _TEXT)
 SRUN = OptionTable("srun", f"{_TEXT} --wait/-W=")
 """All that a step takes, and those of the job, which it takes as well."""
 
-OWNED = {name: why for why, text in _OWNED.items() for name in names(text)}
+RESERVED_OPTIONS = {name: why for why, text in _RESERVED.items() for name in list_names(text)}
 """The reasons why options are not allowed in `slurm.extra`, by the options' names without dashes."""
 
-OF_RANKS = {name: why for why, text in _OF_RANKS.items() for name in names(text)}
+STEP_OPTIONS = {name: why for why, text in _STEP.items() for name in list_names(text)}
 
 EXPEDITED = "--requeue=expedite"
 """orch's own --requeue with a value (Slurm 25.11): a requeued job starts again at once. Older ones refuse it."""
@@ -99,7 +99,7 @@ _BROKEN = r"\1\\\2"
 _GPUS = re.compile(r"(?:gres[:/])?gpu(?::[A-Za-z][^:,]*)?(?::([0-9]+))?(?:\([^)]*\))?")
 
 
-def fault_of(option: str) -> str:
+def find_option_fault(option: str) -> str:
     """Return the fault of an item of `slurm.extra`, empty without one."""
     name = re.split("[=\\s]", option.lstrip("-"), maxsplit=1)[0]
     if not name:
@@ -112,35 +112,37 @@ def fault_of(option: str) -> str:
     if option == EXPEDITED:
         return ""
     if option.startswith("--"):
-        owned = [one for one in OWNED if len(one) > 1 and one.startswith(name)]  # sbatch takes beginnings
-        return f"is not allowed here: {OWNED[owned[0]]}" if owned else ""
+        owned = [
+            one for one in RESERVED_OPTIONS if len(one) > 1 and one.startswith(name)
+        ]  # sbatch takes beginnings
+        return f"is not allowed here: {RESERVED_OPTIONS[owned[0]]}" if owned else ""
     letters = re.match(f"[{_FLAGS}]*[A-Za-z]?", name)
-    owned = [letter for letter in (letters.group() if letters else "") if letter in OWNED]
-    return f"-{owned[0]} is not allowed here: {OWNED[owned[0]]}" if owned else ""
+    owned = [letter for letter in (letters.group() if letters else "") if letter in RESERVED_OPTIONS]
+    return f"-{owned[0]} is not allowed here: {RESERVED_OPTIONS[owned[0]]}" if owned else ""
 
 
-def gres_of(extra: Sequence[str]) -> str:
+def find_gres(extra: Sequence[str]) -> str:
     """Return the generic resources that `slurm.extra` asks for, empty for none."""
     return next((option[7:] for option in reversed(extra) if option.startswith("--gres=")), "")
 
 
-def gpus_of(gres: str) -> int:
+def count_gpus(gres: str) -> int:
     """Return how many GPUs of a node are among generic resources."""
     matches = [_GPUS.fullmatch(item.strip()) for item in gres.split(",")]
     return sum(int(match.group(1) or 1) for match in matches if match)
 
 
-def signal_s(grace_s: float) -> int:
+def signal_lead_s(grace_s: float) -> int:
     """Return how long before the time limit Slurm signals the batch script."""
     return math.ceil(grace_s) + SIGNAL_MARGIN_S
 
 
-def limit_s(time_limit_s: float) -> int:
+def whole_minutes_s(time_limit_s: float) -> int:
     """Return the time limit as Slurm takes it, in whole minutes."""
     return math.ceil(time_limit_s / MINUTE_S) * MINUTE_S
 
 
-def defaults(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def submitter_defaults(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return the options that the submitter's environment chooses. The rest of SBATCH_* would break what the batch script
     relies on, and does not count."""
     chosen = ((name, environ.get(f"SBATCH_{name.upper()}", "")) for name in _DEFAULTS)

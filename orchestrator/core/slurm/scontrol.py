@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from orchestrator.core.slurm import command_output
-from orchestrator.core.slurm.command import command
+from orchestrator.core.slurm.command import run_command
 from orchestrator.core.slurm.hostlist import expand
 
 SCONTROL_S_MAX = 10.0
@@ -14,13 +14,13 @@ SCONTROL_S_MAX = 10.0
 _WITH_CODE = 'scontrol "$@"; printf "\\n%s" $?'
 
 
-def ask(*words: str) -> tuple[str, str]:
+def run_scontrol(*words: str) -> tuple[str, str]:
     """Run scontrol; return its output, and why it refused in one line, empty when it has done what was asked.
 
     Its exit code alone decides: words on stderr may be those of the loader. A shell prints that code, since an agent may
     reap a child before its code is read.
     """
-    result = command(("/bin/sh", "-c", _WITH_CODE, "scontrol", *words), None, SCONTROL_S_MAX)
+    result = run_command(("/bin/sh", "-c", _WITH_CODE, "scontrol", *words), None, SCONTROL_S_MAX)
     out, _, code = result.out.rpartition("\n")
     if code == "0":
         return out, ""
@@ -30,7 +30,7 @@ def ask(*words: str) -> tuple[str, str]:
 
 def show_job(job_id: str) -> dict[str, str]:
     """Return the fields of a job; none when scontrol says nothing of it."""
-    return command_output.fields(ask("--oneliner", "show", "job", job_id)[0])
+    return command_output.parse_fields(run_scontrol("--oneliner", "show", "job", job_id)[0])
 
 
 def is_orphaned(job: Mapping[str, str], restarts: str) -> bool:

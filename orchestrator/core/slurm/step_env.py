@@ -23,9 +23,9 @@ _CPUS_KEPT = "ORCH_CPUS_PER_TASK"
 """The cores that sbatch gives the task of a node, and the variable's name on the way past srun, which would read the first
 as an option of its own."""
 
-_RANKS_HERE = "SLURM_NTASKS_PER_NODE"
+_RANKS_ON_NODE = "SLURM_NTASKS_PER_NODE"
 
-_OF_THE_AGENT = re.compile(
+_AGENT_ONLY = re.compile(
     r"PMI_|PMIX_|PMI2_|SLURM_PMI|SLURM_MPI|SRUN_|SLURM_(CPU_BIND|DISTRIBUTION|GTIDS|LABELIO|LAUNCH_NODE|MEM_BIND"
     r"|OVERLAP|PRIO_PROCESS|SRUN_COMM|STEP_GPUS|STEP_LAUNCHER|STEP_RESV|STEPMGR|TASK_PID|TOPOLOGY|UMASK)"
 )
@@ -40,34 +40,34 @@ READ_BY_SRUN = re.compile(
 """Variables that sbatch sets for an srun that starts the ranks: for one that starts agents, on some nodes, they are wrong."""
 
 
-def allocation(environ: Mapping[str, str]) -> str:
+def allocation_id(environ: Mapping[str, str]) -> str:
     """Return the name of the allocation that a process of Slurm is in, as `backends.slurm.allocation.Grant.id` has it;
     empty outside of Slurm. A requeued job keeps its number, and counts its restarts."""
     job_id, restarts = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_RESTART_COUNT", "")
     return f"{job_id}.{restarts if restarts.isdigit() else '0'}" if job_id else ""
 
 
-def of_the_job(environ: Mapping[str, str]) -> dict[str, str]:
+def job_env(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the agent's environment without what holds for the agent alone."""
-    kept = {name: value for name, value in environ.items() if not _OF_THE_AGENT.match(name)}
+    kept = {name: value for name, value in environ.items() if not _AGENT_ONLY.match(name)}
     cpus = kept.pop(_CPUS_KEPT, "")
     return {**kept, _CPUS: cpus} if cpus else kept
 
 
-def for_srun(environ: Mapping[str, str]) -> dict[str, str]:
+def srun_env(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for an srun that gets all its options as arguments."""
     kept = {name: value for name, value in environ.items() if not READ_BY_SRUN.match(name)}
     cpus = environ.get(_CPUS, "")
     return {**kept, _CPUS_KEPT: cpus} if cpus else kept
 
 
-def share(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+def cpu_share_env(env: Mapping[str, str], rank_variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that divide the cores of this node's one task among its ranks; `own`: those of `of_a_rank`."""
-    cpus, ranks = env.get(_CPUS, ""), own.get(_RANKS_HERE, "")
+    cpus, ranks = env.get(_CPUS, ""), rank_variables.get(_RANKS_ON_NODE, "")
     return {_CPUS: str(max(1, int(cpus) // int(ranks)))} if cpus.isdigit() and ranks else {}
 
 
-def of_a_rank(rank: int, local_rank: int, nodes: Sequence[tuple[str, Sequence[int]]]) -> dict[str, str]:
+def rank_step_env(rank: int, local_rank: int, nodes: Sequence[tuple[str, Sequence[int]]]) -> dict[str, str]:
     """Return the variables of one rank. `nodes`: those of the gang in order, each with its ranks."""
     world = str(sum(len(ranks) for _, ranks in nodes))
     index = next(number for number, (_, ranks) in enumerate(nodes) if rank in ranks)
@@ -82,7 +82,7 @@ def of_a_rank(rank: int, local_rank: int, nodes: Sequence[tuple[str, Sequence[in
         **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"), str(len(nodes))),
         **dict.fromkeys(("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"), names),
         **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), each),
-        _RANKS_HERE: str(len(nodes[index][1])),
+        _RANKS_ON_NODE: str(len(nodes[index][1])),
     }
 
 

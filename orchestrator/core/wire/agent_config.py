@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class LeaseNeeds:
     """Resources that an agent must lease of its host before it starts: GPUs, or slots. All 0: nothing, as on backend local."""
 
     gpus: int
     slots: int
     # How many slots the host has, 0: as many as cores
-    slots_there: int
+    host_slots: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class AgentConfig:
     checkpoint_glob: str
     finds_checkpoints: bool
     ships: bool
-    needs: Needs
+    needs: LeaseNeeds
     # The GPUs that its keeper has leased; only the keeper fills them in
     gpus: tuple[str, ...] = ()
     # By which the processes of the job on this node are known; only the keeper fills it in
@@ -42,4 +42,4 @@ class AgentConfig:
     # It runs in a Slurm step. Slurm signals all processes of a job when it takes the nodes: TERM is not for the agent then
     allocated: bool = False
     # How long it runs without contact if its ranks have made steps for long; never less than `fence_s`
-    away_fence_s: float = 0.0
+    disconnected_timeout_s: float = 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from orchestrator.core.host_facts import HardwareFacts, HostFacts, Link, Source
+from orchestrator.core.host_facts import HardwareFacts, HostFacts, Link, SourceFile
 from orchestrator.core.observations import Address
 from orchestrator.core.wire.agent_config import AgentConfig
 
@@ -44,7 +44,7 @@ class _Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch(_Request):
+class LaunchAgent(_Request):
     """Start the agent of `config`."""
 
     code: Blob
@@ -54,7 +54,7 @@ class Launch(_Request):
 
 
 @dataclass(frozen=True, slots=True)
-class Reach(_Request):
+class QueryAgent(_Request):
     """Report on the agent of `node`; from now on it dials `endpoint` (`host:port`; empty: leave that as it is)."""
 
     node: str
@@ -78,7 +78,7 @@ class SurveyHost(_Request):
     programs: tuple[str, ...]
 
 
-Request: TypeAlias = Launch | Reach | CleanUp | SurveyHost
+HostRequest: TypeAlias = LaunchAgent | QueryAgent | CleanUp | SurveyHost
 
 
 # Steps of a check, after the survey
@@ -91,8 +91,8 @@ class GatherFacts:
     # Empty: no Python of the ranks is asked
     program: str
     env: dict[str, str]
-    sources: tuple[Source, ...]
-    own: tuple[str, ...]
+    sources: tuple[SourceFile, ...]
+    own_modules: tuple[str, ...]
     folders: tuple[str, ...]
     names: tuple[str, ...]
     counts_gpus: bool
@@ -117,7 +117,7 @@ class MeasurePeer:
 
 
 @dataclass(frozen=True, slots=True)
-class ReduceAll:
+class AllReduce:
     """Take part in an all-reduce with other nodes. Rank 0 listens at `address` and `port`."""
 
     rank: int
@@ -129,7 +129,7 @@ class ReduceAll:
     on_gpu: bool
 
 
-Step: TypeAlias = GatherFacts | OpenPorts | MeasurePeer | ReduceAll
+CheckStep: TypeAlias = GatherFacts | OpenPorts | MeasurePeer | AllReduce
 
 
 # Replies
@@ -164,7 +164,7 @@ class Working:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class FolderReady:
     """The job's folder is ready to be filled. `notes`: warnings for later."""
 
     root: str
@@ -175,7 +175,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedHere:
+class FilesVerified:
     """Bundle and code are on the host, and verified."""
 
 
@@ -195,7 +195,7 @@ class AlreadyUp:
 
 
 @dataclass(frozen=True, slots=True)
-class KeeperUp:
+class AgentMonitorUp:
     """The keeper has received its `GO`, and runs without the launcher."""
 
     pid: int
@@ -220,19 +220,19 @@ class RequestFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class AgentSeen:
+class AgentStatus:
     """State of the node's agent; `boot_id`: of the host's kernel; `words`: the last line of its log."""
 
     alive: bool
     boot_id: str
-    words: str = ""
+    last_line: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CleanedUp:
     """A clean-up is over. `kept`: why a folder stays that should have gone; empty for none."""
 
-    kept: str
+    kept_reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,12 +240,12 @@ class HeldLeases:
     """GPUs or slots of a host that a job holds: how many, which (`slots 0-3`), who (`job a-1 of ann, pid 12`), for how long."""
 
     count: int
-    things: str
+    names: str
     holder: str
     for_s: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.things} held by {self.holder}"
+        return f"{self.names} held by {self.holder}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,18 +284,18 @@ class AllReduced:
     fault: str
 
 
-Word: TypeAlias = (
+Reply: TypeAlias = (
     InShell
     | PythonFound
     | SendBlob
     | Working
-    | Placed
-    | CopiedHere
+    | FolderReady
+    | FilesVerified
     | Leased
     | AlreadyUp
-    | KeeperUp
+    | AgentMonitorUp
     | Failed
-    | AgentSeen
+    | AgentStatus
     | CleanedUp
     | HostSurveyed
     | HostFacts

@@ -31,16 +31,16 @@ RAW = "raw"
 
 RAW_BYTES_MAX = 256 << 10
 
-NEXT_S = 0.3
+NEXT_DIAL_S = 0.3
 """How long one of several addresses may take before the next is tried as well."""
 
 
-class LineError(ConnectionError):
+class PeerError(ConnectionError):
     """The peer violated the protocol, or closed the connection."""
 
 
 @dataclass(slots=True)
-class Line:
+class PeerConnection:
     """One connection: sends and receives messages."""
 
     reader: asyncio.StreamReader
@@ -54,8 +54,8 @@ class Line:
         assert len(raw) <= RAW_BYTES_MAX, f"{len(raw)} raw bytes behind one message"
         transport = self.writer.transport
         if transport.is_closing():
-            raise LineError("the connection is closed")
-        data = codec.pack_brief(message)
+            raise PeerError("the connection is closed")
+        data = codec.pack_without_defaults(message)
         if seq:
             data[SEQUENCE_KEY] = seq
         if raw:
@@ -63,7 +63,7 @@ class Line:
         self.writer.write(codec.dumps_plain(data).encode() + b"\n" + raw)
         if transport.get_write_buffer_size() > SEND_BYTES_MAX:
             self.abort()
-            raise LineError(f"the peer has left more than {SEND_BYTES_MAX} bytes unread")
+            raise PeerError(f"the peer has left more than {SEND_BYTES_MAX} bytes unread")
 
     async def receive(self, bytes_max: int = LINE_BYTES_MAX) -> tuple[dict[str, Any], bytes]:
         """Return the next message as plain data, and its raw bytes.
@@ -73,19 +73,19 @@ class Line:
         try:
             text = await self.reader.readuntil(b"\n")
             if len(text) > bytes_max:
-                raise LineError(f"the peer sent a line of more than {bytes_max} bytes")
+                raise PeerError(f"the peer sent a line of more than {bytes_max} bytes")
             data = _message(text)
             raw_bytes = data.pop(RAW, 0)
             if type(raw_bytes) is not int or not 0 <= raw_bytes <= RAW_BYTES_MAX:
-                raise LineError("the peer announced raw bytes beyond the limit")
+                raise PeerError("the peer announced raw bytes beyond the limit")
             return data, await self.reader.readexactly(raw_bytes) if raw_bytes else b""
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as err:
-            raise LineError(f"the connection ended: {err}") from err
-        except LineError:
+            raise PeerError(f"the connection ended: {err}") from err
+        except PeerError:
             raise
         except OSError as err:
             # The reader keeps the error, whose frames would keep the reader and all of its buffers.
-            raise LineError(f"the connection ended: {err}") from err.with_traceback(None)
+            raise PeerError(f"the connection ended: {err}") from err.with_traceback(None)
 
     def abort(self) -> None:
         """Close at once, without a message."""
@@ -96,14 +96,14 @@ def _message(text: bytes) -> dict[str, Any]:
     try:
         return codec.loads_plain(text)
     except codec.CodecError as err:
-        raise LineError(f"the peer sent no message: {err}") from err
+        raise PeerError(f"the peer sent no message: {err}") from err
 
 
 def take_seq(data: dict[str, Any]) -> int:
     """Take the number of a reliable report out of received data, 0 for none. Raises LineError."""
     seq = data.pop(SEQUENCE_KEY, 0)
     if type(seq) is not int or not 0 <= seq <= SEQ_MAX:
-        raise LineError("the peer sent a report with an invalid number")
+        raise PeerError("the peer sent a report with an invalid number")
     return seq
 
 
@@ -113,7 +113,7 @@ def take_message(data: dict[str, Any], classes: Mapping[str, type[Any]]) -> tupl
     try:
         return codec.unpack_kind(classes, data), seq
     except codec.CodecError as err:
-        raise LineError(str(err)) from err
+        raise PeerError(str(err)) from err
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -134,27 +134,29 @@ def client_context(certificate_pem: str) -> ssl.SSLContext:
     return context
 
 
-def address(text: str) -> tuple[str, int]:
+def parse_address(text: str) -> tuple[str, int]:
     """Return host and port of `host:port`. Raises ValueError."""
     host, _, port = text.rpartition(":")
     return host, int(port)
 
 
-async def dial_any(targets: Sequence[tuple[str, int]], context: ssl.SSLContext, connect_s_max: float) -> Line:
+async def dial_any(
+    targets: Sequence[tuple[str, int]], context: ssl.SSLContext, connect_s_max: float
+) -> PeerConnection:
     """Connect to the address that answers first; start with the next one each time none has for `NEXT_S`.
 
     Only the right peer can answer, since its certificate is pinned. Raises OSError when none does.
     """
     if len(targets) == 1:
         return await dial(*targets[0], context, connect_s_max)
-    trying: set[asyncio.Task[Line]] = set()
-    untried, failure = list(targets), LineError("there is no address to dial")
+    trying: set[asyncio.Task[PeerConnection]] = set()
+    untried, failure = list(targets), PeerError("there is no address to dial")
     try:
         while untried or trying:
             if untried:
                 trying.add(asyncio.ensure_future(dial(*untried.pop(0), context, connect_s_max)))
             done, trying = await asyncio.wait(
-                trying, timeout=NEXT_S if untried else None, return_when=asyncio.FIRST_COMPLETED
+                trying, timeout=NEXT_DIAL_S if untried else None, return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
                 error = task.exception()
@@ -163,21 +165,21 @@ async def dial_any(targets: Sequence[tuple[str, int]], context: ssl.SSLContext, 
                     return task.result()
                 if not isinstance(error, OSError):
                     raise error
-                failure = error if isinstance(error, LineError) else LineError(str(error))
+                failure = error if isinstance(error, PeerError) else PeerError(str(error))
         raise failure
     finally:
         for task in trying:
-            task.add_done_callback(_hang_up)
+            task.add_done_callback(_drop_late_connection)
             task.cancel()
 
 
-def _hang_up(task: asyncio.Task[Line]) -> None:
+def _drop_late_connection(task: asyncio.Task[PeerConnection]) -> None:
     """Drop a connection that opened after another one had been chosen."""
     if not task.cancelled() and task.exception() is None:
         task.result().abort()
 
 
-async def dial(host: str, port: int, context: ssl.SSLContext, connect_s_max: float) -> Line:
+async def dial(host: str, port: int, context: ssl.SSLContext, connect_s_max: float) -> PeerConnection:
     """Connect to a supervisor. Raises OSError (LineError among them) within `connect_s_max`."""
     opening = asyncio.open_connection(
         host,
@@ -190,11 +192,13 @@ async def dial(host: str, port: int, context: ssl.SSLContext, connect_s_max: flo
     try:
         reader, writer = await asyncio.wait_for(opening, connect_s_max)
     except asyncio.TimeoutError as err:
-        raise LineError(f"no answer from {host}:{port} within {connect_s_max:g} s") from err
-    return Line(reader, writer)
+        raise PeerError(f"no answer from {host}:{port} within {connect_s_max:g} s") from err
+    return PeerConnection(reader, writer)
 
 
-async def secured(sock: socket.socket, context: ssl.SSLContext, handshake_s_max: float) -> Line | None:
+async def accept_tls(
+    sock: socket.socket, context: ssl.SSLContext, handshake_s_max: float
+) -> PeerConnection | None:
     """Return an accepted connection with TLS; None when the other side cannot."""
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=LINE_BYTES_MAX)
     protocol = asyncio.StreamReaderProtocol(reader)
@@ -207,4 +211,4 @@ async def secured(sock: socket.socket, context: ssl.SSLContext, handshake_s_max:
         # 256 KiB of buffers: until a full collection, which in a large process hardly ever comes.
         traceback.clear_frames(err.__traceback__)
         return None
-    return Line(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+    return PeerConnection(reader, asyncio.StreamWriter(transport, protocol, reader, loop))

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from orchestrator.core.checkpoints.choice import Checkpoint
-from orchestrator.core.checkpoints.save import Save
+from orchestrator.core.checkpoints.checkpoint import CheckpointRecord
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.wire.reports import OfAttempt
 
@@ -45,10 +45,10 @@ class PrepareNode(Prepare):
     outer: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
     # The save to start from, which was brought here; whether all its bytes are to be compared
-    save: Save | None = None
+    save: CheckpointRecord | None = None
     deep: bool = False
     # Saves of the attempt before that are torn: to be moved out of the scripts' way
-    torn: tuple[Save, ...] = ()
+    torn: tuple[CheckpointRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Fence(OfAttempt):
 class Discard:
     """Delete a save that `checkpoint.keep` does not keep; it is as it lies on this host."""
 
-    save: Save
+    save: CheckpointRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from orchestrator.core.checkpoints.save import Part, Piece
+from orchestrator.core.checkpoints.checkpoint import CheckpointFile, HostPart
 from orchestrator.core.observations import (
     Address,
     CollectiveCounts,
     Failure,
     Framework,
     RankInspection,
-    RankSeen,
-    Reached,
+    ReachableAddress,
+    ReportedRank,
 )
-from orchestrator.core.shown import Training, Usage
+from orchestrator.core.status_types import Training, Usage
 
 PROTOCOL = 10
 """Both ends run the same bundle, so a peer with another number is a stranger."""
@@ -41,7 +41,7 @@ class Hello:
     ready: int
     address: str
     port: int
-    ranks: tuple[RankSeen, ...]
+    ranks: tuple[ReportedRank, ...]
     # How many reliable reports follow at once
     pending: int
     # The job's folder on that host
@@ -153,7 +153,7 @@ class Prepared(OfAttempt):
 class Probed(OfAttempt):
     """Which of the first node's addresses this node reaches, best first, and how the others failed."""
 
-    reached: tuple[Reached, ...]
+    reached: tuple[ReachableAddress, ...]
     missed: tuple[str, ...]
 
 
@@ -232,7 +232,7 @@ class SaveSeen(OfAttempt):
     key: str
     series: str
     main: str
-    part: Part
+    part: HostPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ class SaveHashed(OfAttempt):
     """The files of a save that was reported, with their sha256."""
 
     key: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[CheckpointFile, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,13 @@ _RANK_FILE = re.compile(
 )
 
 
-def attempts(job: JobDir, node: str) -> list[int]:
+def list_attempts(job: JobDir, node: str) -> list[int]:
     """Return the latest attempts that have left files of the node here, in order."""
     numbers = {attempt_of(Path(name)) for folder in (job.node(node), job.logs) for name in _names(folder)}
     return sorted(attempt for attempt in numbers if attempt is not None)[-ATTEMPTS_MAX:]
 
 
-def files(job: JobDir, node: str, attempt: int) -> list[str]:
+def list_files(job: JobDir, node: str, attempt: int) -> list[str]:
     """Return the paths below the job folder that may exist of the node for one attempt."""
     logs, evidence = f"logs/{attempt_name(attempt)}", f"evidence/{attempt_name(attempt)}"
     paths = [f"{logs}/node-{node}.log", f"{evidence}/node-{node}-gpus.txt"]
@@ -57,11 +57,11 @@ def rank_of(path: str) -> tuple[int, int] | None:
 
 def may_send(node: str, path: str) -> bool:
     """Tell whether this node may send the file `path`, which leads nowhere else."""
-    return rank_of(path) is not None or _of_node(node).fullmatch(path) is not None
+    return rank_of(path) is not None or _node_pattern(node).fullmatch(path) is not None
 
 
 @functools.cache
-def _of_node(node: str) -> re.Pattern[str]:
+def _node_pattern(node: str) -> re.Pattern[str]:
     name = re.escape(node)
     number = "attempt-[0-9]{3,9}"
     return re.compile(

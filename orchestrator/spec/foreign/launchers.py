@@ -73,7 +73,7 @@ _EACH = ("nproc-per-node", "num-gpus", "devices")
 _ALL = ("num-processes", "np")
 
 
-class Starter(enum.Enum):
+class ProgramKind(enum.Enum):
     """Kind of program that a command starts."""
 
     LAUNCHER = "a launcher"
@@ -86,17 +86,17 @@ class Starter(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class CommandStart:
     """Program that a command starts: its kind, its position, the position after its name, and a launcher's name."""
 
-    starter: Starter
+    starter: ProgramKind
     at: int
     behind: int
     launcher: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class LaunchCount:
     """A count as an option gives it: `value` is a number, `auto`, or text that only a shell knows."""
 
     value: str
@@ -109,78 +109,78 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class LaunchCounts:
     """Counts of a line: nodes, ranks of each or of all, and whether the ranks are CPU ranks. `default` ranks of each hold where
     neither the line nor the job file says more."""
 
-    nodes: Count | None = None
-    each: Count | None = None
-    every: Count | None = None
+    nodes: LaunchCount | None = None
+    per_node: LaunchCount | None = None
+    total: LaunchCount | None = None
     is_cpu: bool = False
-    default: Count | None = None
+    default: LaunchCount | None = None
 
 
-def start_of(words: Sequence[str]) -> Start:
+def find_start(argv: Sequence[str]) -> CommandStart:
     """Return the program that a command starts, after the variables set for it."""
-    at = 1 if len(words) > 1 and words[0] == "env" else 0
-    while at < len(words) and ASSIGNMENT.fullmatch(words[at]):
+    at = 1 if len(argv) > 1 and argv[0] == "env" else 0
+    while at < len(argv) and ASSIGNMENT.fullmatch(argv[at]):
         at += 1
-    return _start(words, at)
+    return _find_start_at(argv, at)
 
 
-def _start(words: Sequence[str], at: int) -> Start:
-    if at >= len(words):
-        return Start(Starter.OTHER, at, at)
-    base = _base(words[at])
+def _find_start_at(argv: Sequence[str], at: int) -> CommandStart:
+    if at >= len(argv):
+        return CommandStart(ProgramKind.OTHER, at, at)
+    base = _program_name(argv[at])
     for name in _LAUNCHERS:
-        if (base, *words[at + 1 : at + len(name)]) == name:
-            return Start(Starter.LAUNCHER, at, at + len(name), base)
+        if (base, *argv[at + 1 : at + len(name)]) == name:
+            return CommandStart(ProgramKind.LAUNCHER, at, at + len(name), base)
     if INTERPRETER.fullmatch(base):
-        return _python(words, at)
+        return _find_python_start(argv, at)
     if SHELL.fullmatch(base):
-        return Start(Starter.SHELL, at, at + 1)
+        return CommandStart(ProgramKind.SHELL, at, at + 1)
     if base in ("sbatch", "salloc") or base.endswith((".sbatch", ".slurm")):
-        return Start(Starter.SBATCH, at, at + 1)
+        return CommandStart(ProgramKind.SBATCH, at, at + 1)
     if base in ("ssh", "pdsh", "clush", "parallel-ssh", "pssh"):
-        return Start(Starter.REMOTE, at, at + 1)
+        return CommandStart(ProgramKind.REMOTE, at, at + 1)
     if base in _RUNNERS:
-        return _run(words, at, _RUNNERS[base])
-    return Start(Starter.OTHER, at, at + 1)
+        return _find_behind_runner(argv, at, _RUNNERS[base])
+    return CommandStart(ProgramKind.OTHER, at, at + 1)
 
 
-def _python(words: Sequence[str], at: int) -> Start:
+def _find_python_start(argv: Sequence[str], at: int) -> CommandStart:
     module = at + 1
-    while module < len(words) and re.match(r"-[^mc-]", words[module]):
-        module += 2 if words[module] in ("-W", "-X") else 1
-    named = words[module + 1] if module + 1 < len(words) and words[module] == "-m" else ""
+    while module < len(argv) and re.match(r"-[^mc-]", argv[module]):
+        module += 2 if argv[module] in ("-W", "-X") else 1
+    named = argv[module + 1] if module + 1 < len(argv) and argv[module] == "-m" else ""
     if named in _MODULES:
-        return Start(Starter.LAUNCHER, at, module + 2, _MODULES[named])
-    return Start(Starter.PYTHON, at, module)
+        return CommandStart(ProgramKind.LAUNCHER, at, module + 2, _MODULES[named])
+    return CommandStart(ProgramKind.PYTHON, at, module)
 
 
-def _run(words: Sequence[str], at: int, verbs: Sequence[str]) -> Start:
+def _find_behind_runner(argv: Sequence[str], at: int, verbs: Sequence[str]) -> CommandStart:
     """Return the first program that a runner starts."""
     has_verb = not verbs
-    for here in range(at + 1, len(words)):
-        has_verb |= words[here] in verbs
-        if not has_verb or words[here].startswith("-") or words[here - 1] in _NAMING:
+    for here in range(at + 1, len(argv)):
+        has_verb |= argv[here] in verbs
+        if not has_verb or argv[here].startswith("-") or argv[here - 1] in _NAMING:
             continue
-        found, after = _start(words, here), _start(words, here + 1)
-        if found.starter is Starter.PYTHON and after.starter in (Starter.LAUNCHER, Starter.SHELL):
+        found, after = _find_start_at(argv, here), _find_start_at(argv, here + 1)
+        if found.starter is ProgramKind.PYTHON and after.starter in (ProgramKind.LAUNCHER, ProgramKind.SHELL):
             return after  # the interpreter is the value of an option: Python runs neither
-        if found.starter is Starter.PYTHON or words[here].endswith(".py"):
-            return Start(Starter.RUNNER, at, here)
-        if found.starter is not Starter.OTHER:
+        if found.starter is ProgramKind.PYTHON or argv[here].endswith(".py"):
+            return CommandStart(ProgramKind.RUNNER, at, here)
+        if found.starter is not ProgramKind.OTHER:
             return found
-    return Start(Starter.OTHER, at, at + 1)
+    return CommandStart(ProgramKind.OTHER, at, at + 1)
 
 
 def is_launch(text: str) -> bool:
     """Tell whether a command of shell text starts a launcher."""
-    return any(start_of(words).starter is Starter.LAUNCHER for words in commands_of(text))
+    return any(find_start(words).starter is ProgramKind.LAUNCHER for words in split_commands(text))
 
 
-def commands_of(text: str) -> list[list[str]]:
+def split_commands(text: str) -> list[list[str]]:
     """Return the words of the commands in shell text, as far as they can be parsed without a shell; none for other text, and
     none after a here-document. The commands in the text of `bash -c` follow the command itself."""
     head = _QUOTED_OR_COMMENT.sub(lambda match: match[1] or "", text.replace("\\\n", " ").partition("<<")[0])
@@ -199,14 +199,14 @@ def commands_of(text: str) -> list[list[str]]:
                 commands[-1].append(word)
     except ValueError:
         return []
-    return [inner for words in commands if words for inner in (words, *given_to_shell(words))]
+    return [inner for words in commands if words for inner in (words, *shell_commands(words))]
 
 
-def given_to_shell(words: Sequence[str]) -> list[list[str]]:
+def shell_commands(argv: Sequence[str]) -> list[list[str]]:
     """Return the commands in the text that a command passes to a shell."""
-    start = start_of(words)
-    texts = words[start.at + 1 : start.at + 3] if start.starter is Starter.SHELL else []
-    return commands_of(texts[1]) if len(texts) == 2 and re.fullmatch("-[a-z]*c", texts[0]) else []
+    start = find_start(argv)
+    texts = argv[start.at + 1 : start.at + 3] if start.starter is ProgramKind.SHELL else []
+    return split_commands(texts[1]) if len(texts) == 2 and re.fullmatch("-[a-z]*c", texts[0]) else []
 
 
 def first_operator(text: str) -> str:
@@ -221,86 +221,94 @@ def first_operator(text: str) -> str:
 def words_with_placeholders(text: str) -> list[str]:
     """Return the words of shell text in which a placeholder or a variable of orch's may be meant: none that names a variable
     that the text itself sets, and none of a text that cannot be split."""
-    words = [word for one in commands_of(text) if one[0] not in _BRACES for word in one]
+    words = [word for one in split_commands(text) if one[0] not in _BRACES for word in one]
     own = [word.partition("=")[0] for word in words if word.startswith("ORCH_") and "=" in word]
     return [word for word in words if not any(name in word for name in own)]
 
 
-def joined(words: Sequence[str]) -> str:
+def join_command(argv: Sequence[str]) -> str:
     """Return words quoted for a shell; of variables before the command only the values are quoted."""
     variables = []
-    for word in words:
+    for word in argv:
         if (match := ASSIGNMENT.fullmatch(word)) is None:
             break
         variables.append(f"{match[1]}={shlex.quote(match[2])}")
-    return " ".join([*variables, *map(shlex.quote, words[len(variables) :])])
+    return " ".join([*variables, *map(shlex.quote, argv[len(variables) :])])
 
 
-def runnable(text: str) -> str:
+def make_runnable(text: str) -> str:
     """Return a line that a shell can run: a script without a folder in its name is started by bash, not searched in PATH."""
     return f"bash {text}" if re.match(r"[\w.-]+\.(sh|bash)(\s|$)", text) else text
 
 
-def launched_by(text: str) -> list[str]:
+def find_launch_command(text: str) -> list[str]:
     """Return the launcher's command in one plain line; none for a text of several lines or launchers."""
-    lines = [words for words in commands_of(text) if start_of(words).starter is Starter.LAUNCHER]
+    lines = [words for words in split_commands(text) if find_start(words).starter is ProgramKind.LAUNCHER]
     return lines[0] if len(lines) == 1 and "\n" not in text.replace("\\\n", " ").strip() else []
 
 
-def counts(words: Sequence[str]) -> Counts:
+def read_counts(argv: Sequence[str]) -> LaunchCounts:
     """Return the counts between a launcher and its script. Of a launcher that starts another one, as srun does, only the nodes
     count: the other one starts the ranks."""
-    start, found = start_of(words), Counts()
-    for word in words[: start.at]:
+    start, result = find_start(argv), LaunchCounts()
+    for word in argv[: start.at]:
         if word.startswith(f"{CUDA}=") and (
             gpus := [one for one in word.partition("=")[2].split(",") if one]
         ):
             is_cpu = gpus[0] == "-1"
-            found = replace(found, is_cpu=is_cpu, default=None if is_cpu else Count(str(len(gpus)), word))
+            result = replace(
+                result, is_cpu=is_cpu, default=None if is_cpu else LaunchCount(str(len(gpus)), word)
+            )
     launcher, at = start.launcher, start.behind
-    while at < len(words) and not _is_program(words[at]):
-        inner = _start(words, at)
-        if inner.starter is Starter.LAUNCHER:
-            found = replace(found, each=None, every=None)
+    while at < len(argv) and not _is_program(argv[at]):
+        inner = _find_start_at(argv, at)
+        if inner.starter is ProgramKind.LAUNCHER:
+            result = replace(result, per_node=None, total=None)
             launcher, at = inner.launcher, inner.behind
             continue
-        name, equals, value = words[at].partition("=")
-        option = words[at]
-        if name.startswith("-") and not equals and at + 1 < len(words):
-            value, option = words[at + 1], f"{name} {words[at + 1]}"
-        found = _with(found, _plain(name, launcher), Count(_number(value), option), value)
+        name, equals, value = argv[at].partition("=")
+        option = argv[at]
+        if name.startswith("-") and not equals and at + 1 < len(argv):
+            value, option = argv[at + 1], f"{name} {argv[at + 1]}"
+        result = _add_count(result, _option_name(name, launcher), LaunchCount(_number(value), option), value)
         at += 1
-    if launcher == "srun" and found.default is None:
-        found = replace(found, is_cpu=True, default=Count("1", "srun without --ntasks"))
-    if launcher == "torchrun" and found.each is None and found.default is None:
-        found = replace(found, default=Count("1", "torchrun without --nproc-per-node"))
-    return found
+    if launcher == "srun" and result.default is None:
+        result = replace(result, is_cpu=True, default=LaunchCount("1", "srun without --ntasks"))
+    if launcher == "torchrun" and result.per_node is None and result.default is None:
+        result = replace(result, default=LaunchCount("1", "torchrun without --nproc-per-node"))
+    return result
 
 
-def hosts_of(words: Sequence[str]) -> str:
+def find_hosts(argv: Sequence[str]) -> str:
     """Return the list of hosts that a line of mpirun names before its program; empty for none."""
-    start = start_of(words)
-    at = start.behind if start.launcher in ("mpirun", "mpiexec") else len(words)
-    while at + 1 < len(words) and not INTERPRETER.fullmatch(_base(words[at])) and not _is_program(words[at]):
-        if words[at] in ("-H", "-host", "--host"):
-            return words[at + 1]
+    start = find_start(argv)
+    at = start.behind if start.launcher in ("mpirun", "mpiexec") else len(argv)
+    while (
+        at + 1 < len(argv)
+        and not INTERPRETER.fullmatch(_program_name(argv[at]))
+        and not _is_program(argv[at])
+    ):
+        if argv[at] in ("-H", "-host", "--host"):
+            return argv[at + 1]
         at += 1
     return ""
 
 
-def _with(found: Counts, name: str, count: Count, value: str) -> Counts:
+def _add_count(result: LaunchCounts, name: str, count: LaunchCount, value: str) -> LaunchCounts:
     if name in _NODES:
-        return replace(found, nodes=replace(count, value=_number(value.rpartition(":")[2])))
+        return replace(result, nodes=replace(count, value=_number(value.rpartition(":")[2])))
     if name in _EACH:
-        return replace(found, each=count)
+        return replace(result, per_node=count)
     if name in _ALL:
-        return replace(found, every=count)
+        return replace(result, total=count)
     if name == "gpu-ids" and value != "all":
-        return replace(found, each=replace(count, value=_number(f"[{value}]")))
-    return replace(found, is_cpu=True) if name == "cpu" or (name, value) == ("accelerator", "cpu") else found
+        return replace(result, per_node=replace(count, value=_number(f"[{value}]")))
+    return (
+        replace(result, is_cpu=True) if name == "cpu" or (name, value) == ("accelerator", "cpu") else result
+    )
 
 
-def _plain(name: str, launcher: str) -> str:
+def _option_name(name: str, launcher: str) -> str:
     """Return an option's name without dashes before it and with dashes in it; the ranks that mpirun counts as `np`."""
     if launcher in ("mpirun", "mpiexec") and name in ("-n", "-np", "--n", "--np"):
         return "np"
@@ -321,7 +329,7 @@ def _is_program(word: str) -> bool:
     return word.endswith(".py") or word in ("-m", "--module", "-c", "--", "--no-python", "--no_python")
 
 
-def _base(word: str) -> str:
+def _program_name(word: str) -> str:
     return word.rpartition("/")[2]
 
 

@@ -16,8 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.core.option_table import Option
-from orchestrator.core.slurm.sbatch_options import EXPEDITED, OF_RANKS, OWNED, SBATCH, gpus_of
-from orchestrator.spec.foreign.launchers import Count, as_job_name
+from orchestrator.core.slurm.sbatch_options import (
+    EXPEDITED,
+    RESERVED_OPTIONS,
+    SBATCH,
+    STEP_OPTIONS,
+    count_gpus,
+)
+from orchestrator.spec.foreign.launchers import LaunchCount, as_job_name
 
 _FIELDS = {
     "account": "slurm.account", "partition": "slurm.partition", "qos": "slurm.qos", "constraint": "slurm.constraint",
@@ -30,7 +36,7 @@ _READ = (*_FIELDS, *_SIZES, "time", "signal", "export", "exclusive", "array", "r
 """Options that become fields."""
 
 _REFUSED = ("clusters", "nodefile", "wrap", "test-only", "help", "usage", "version")
-_WHY = OWNED | OF_RANKS
+_WHY = RESERVED_OPTIONS | STEP_OPTIONS
 _SIGNALS = ("TERM", "INT", "USR1", "USR2", "HUP")
 SIGNAL_S = 60
 """How long before the time limit Slurm sends a signal whose time is not given."""
@@ -41,7 +47,7 @@ _TIME = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class FieldSetting:
     """Value that an option gives to a field of the job file, or with an empty field why the option is dropped."""
 
     field: str
@@ -58,18 +64,18 @@ class Setting:
 class Header:
     """Result of reading options: settings of fields, and notes for the user."""
 
-    settings: list[Setting] = field(default_factory=list)
+    settings: list[FieldSetting] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def split(text: str) -> tuple[list[Option], str]:
+def split_script(text: str) -> tuple[list[Option], str]:
     """Return the options of a script's header, and its body. Raises ValueError for an option that sbatch does not have."""
     given: list[Option] = []
     lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines):
         if line.startswith("#SBATCH"):
             try:
-                words = _words(line.removeprefix("#SBATCH"))
+                words = _split_words(line.removeprefix("#SBATCH"))
                 options, end = SBATCH.read(words, 0)
                 if end < len(words):
                     raise ValueError(f"{words[end]} is not an option of sbatch")
@@ -81,7 +87,7 @@ def split(text: str) -> tuple[list[Option], str]:
     return given, ""
 
 
-def _words(line: str) -> list[str]:
+def _split_words(line: str) -> list[str]:
     """Return the words of a line. Quotes of both kinds hold blanks, a backslash alone does not, and `#` ends the line."""
     words: list[str] = []
     word, quote, is_escaped = "", "", False
@@ -105,42 +111,42 @@ def _words(line: str) -> list[str]:
     return words
 
 
-def header(given: Sequence[Option], ranks: Count | None = None) -> Header:
+def parse_header(given: Sequence[Option], ranks: LaunchCount | None = None) -> Header:
     """Return the settings that options give to a job, whose lines count the `ranks` of a node. Raises ValueError for what a job
     cannot have."""
-    made, last = Header(), {option.name: option for option in given}
+    result, last = Header(), {option.name: option for option in given}
     for name, option in last.items():
         if name in _REFUSED:
             raise ValueError(f"{option.text}: {_WHY[name]}")
         if name in _FIELDS:
             value = as_job_name(option.value) if name == "job-name" else option.value
-            made.settings.append(Setting(_FIELDS[name], value, option.text))
+            result.settings.append(FieldSetting(_FIELDS[name], value, option.text))
         elif name in _WHY and name not in _READ:
-            made.settings.append(Setting("", _WHY[name], option.text))
+            result.settings.append(FieldSetting("", _WHY[name], option.text))
     if (array := last.get("array")) is not None:
-        raise ValueError(_of_array(array))
+        raise ValueError(_array_advice(array))
     if (limit := last.get("time")) is not None:
         text = duration(limit)
-        made.settings.append(
-            Setting("time_limit", text, limit.text)
+        result.settings.append(
+            FieldSetting("time_limit", text, limit.text)
             if text
-            else Setting("", "Slurm takes it for no limit", limit.text)
+            else FieldSetting("", "Slurm takes it for no limit", limit.text)
         )
     if (alone := last.get("exclusive")) is not None:
-        made.settings.append(Setting("slurm.exclusive", "true", alone.text))
+        result.settings.append(FieldSetting("slurm.exclusive", "true", alone.text))
     if (again := last.get("requeue")) is not None:
-        made.settings.append(Setting("time_limit_action", "requeue", again.text))
-    _add_signal(last, made)
-    _add_export(last, made)
-    gres = _add_size(last, made, ranks)
+        result.settings.append(FieldSetting("time_limit_action", "requeue", again.text))
+    _add_signal(last, result)
+    _add_export(last, result)
+    gres = _add_size(last, result, ranks)
     passed = [one for one in given if one.name not in (*_WHY, *_SIZES) or one.text == EXPEDITED]
     if extra := [*gres, *passed]:
         values = [f"--{one.name}={one.value}" if one.value else f"--{one.name}" for one in extra]
-        made.settings.append(Setting("slurm.extra", values, " ".join(one.text for one in extra)))
-    return made
+        result.settings.append(FieldSetting("slurm.extra", values, " ".join(one.text for one in extra)))
+    return result
 
 
-def _of_array(option: Option) -> str:
+def _array_advice(option: Option) -> str:
     """Return the advice for a job array."""
     numbers = []
     for part in option.value.partition("%")[0].split(","):
@@ -165,14 +171,14 @@ def _add_signal(last: Mapping[str, Option], made: Header) -> None:
     if match is None or name not in _SIGNALS:
         names = ", ".join(_SIGNALS)
         made.settings.append(
-            Setting(
+            FieldSetting(
                 "", f"orch warns ranks by TERM, or by one of {names} in checkpoint.on_preempt", option.text
             )
         )
         return
     grace = f"{int(match[2] or SIGNAL_S)}s"
-    made.settings.append(Setting("checkpoint.on_preempt.signal", name, option.text))
-    made.settings.append(Setting("checkpoint.on_preempt.grace", grace, option.text))
+    made.settings.append(FieldSetting("checkpoint.on_preempt.signal", name, option.text))
+    made.settings.append(FieldSetting("checkpoint.on_preempt.grace", grace, option.text))
 
 
 def _add_export(last: Mapping[str, Option], made: Header) -> None:
@@ -180,24 +186,24 @@ def _add_export(last: Mapping[str, Option], made: Header) -> None:
     if option is None:
         return
     pairs = [word.partition("=") for word in option.value.split(",") if "=" in word]
-    made.settings += [Setting(f"env.{name}", value, option.text) for name, _, value in pairs]
+    made.settings += [FieldSetting(f"env.{name}", value, option.text) for name, _, value in pairs]
     if not pairs:
         why = "ranks get the environment of the submit, and env and secrets of the job file"
-        made.settings.append(Setting("", why, option.text))
+        made.settings.append(FieldSetting("", why, option.text))
 
 
-def _add_size(last: Mapping[str, Option], made: Header, ranks: Count | None) -> list[Option]:
+def _add_size(last: Mapping[str, Option], made: Header, ranks: LaunchCount | None) -> list[Option]:
     """Add nodes and the ranks of each: one for each GPU where GPUs are asked for, else one for each task; of a single task, as
     many as its lines count. Return `--gres` where a kind of GPU or other resources are asked for."""
     given = {name: last[name] for name in _SIZES if name in last}
-    nodes = _number(given["nodes"], given["nodes"].value.rpartition("-")[2]) if "nodes" in given else 1
+    nodes = _read_number(given["nodes"], given["nodes"].value.rpartition("-")[2]) if "nodes" in given else 1
     if "nodes" not in given and {"ntasks", "ntasks-per-node"} <= given.keys():  # as Slurm spreads them
-        nodes = math.ceil(_number(given["ntasks"]) / _number(given["ntasks-per-node"]))
+        nodes = math.ceil(_read_number(given["ntasks"]) / _read_number(given["ntasks-per-node"]))
     tasks = _tasks(given, nodes)
     gpus, gres = _gpus(given, nodes, tasks)
     if "nodes" in given or nodes > 1:
         made.settings.append(
-            Setting("nodes", str(nodes), given["nodes" if "nodes" in given else "ntasks"].text)
+            FieldSetting("nodes", str(nodes), given["nodes" if "nodes" in given else "ntasks"].text)
         )
     elif "ntasks" in given and tasks > 1:
         made.notes.append(
@@ -208,7 +214,7 @@ def _add_size(last: Mapping[str, Option], made: Header, ranks: Count | None) -> 
     if ranks is not None and tasks == 1 and not gpus:
         count, option = int(ranks.value), ranks.option
     if gpus or option != sizes or any(name in given for name in _SIZES[1:4]):
-        made.settings.append(Setting("gpus_per_node" if gpus else "procs_per_node", str(count), option))
+        made.settings.append(FieldSetting("gpus_per_node" if gpus else "procs_per_node", str(count), option))
     if gpus and ranks is not None and int(ranks.value) != gpus:
         made.notes.append(
             f"{ranks.option} and {sizes}: orch starts one rank for each GPU; make the two equal"
@@ -218,45 +224,45 @@ def _add_size(last: Mapping[str, Option], made: Header, ranks: Count | None) -> 
             f"{sizes}: {tasks} tasks and {gpus} GPUs on a node; orch starts one rank for each GPU"
         )
     if (cores := given.get("cpus-per-task")) is not None:
-        each = max(1, _number(cores) * tasks // count)
-        made.settings.append(Setting("slurm.cpus_per_task", str(each), cores.text))
+        each = max(1, _read_number(cores) * tasks // count)
+        made.settings.append(FieldSetting("slurm.cpus_per_task", str(each), cores.text))
     return [Option("gres", gres, sizes)] if gres else []
 
 
 def _tasks(given: Mapping[str, Option], nodes: int) -> int:
     """Return the tasks of a node, as far as options count them."""
     if (each := given.get("ntasks-per-node")) is not None:
-        return _number(each)
+        return _read_number(each)
     if (every := given.get("ntasks")) is not None:
-        count, rest = divmod(_number(every), nodes)
+        count, rest = divmod(_read_number(every), nodes)
         if rest or not count:
             raise ValueError(f"{every.text} cannot be divided by the {nodes} nodes")
         return count
     if (each := given.get("ntasks-per-gpu")) is not None:
-        return _number(each) * max(1, _gpus(given, nodes, 1)[0])
+        return _read_number(each) * max(1, _gpus(given, nodes, 1)[0])
     return 1
 
 
 def _gpus(given: Mapping[str, Option], nodes: int, tasks: int) -> tuple[int, str]:
     """Return the GPUs of a node, and the value of `--gres` where their kind or other resources are asked for."""
     gres = given["gres"].value if "gres" in given else ""
-    count, times, parts, kind = gpus_of(gres), 1, 1, ""
+    count, times, parts, kind = count_gpus(gres), 1, 1, ""
     for name, many, of in (("gpus", 1, nodes), ("gpus-per-task", tasks, 1), ("gpus-per-node", 1, 1)):
         if name in given:
             kind, _, number = given[name].value.rpartition(":")
             if not number.isdecimal():  # a kind alone means one
                 kind, number = number, "1"
-            count, times, parts = _number(given[name], number), many, of
+            count, times, parts = _read_number(given[name], number), many, of
     each, rest = divmod(count * times, parts)
     if rest or (count and not each):
         raise ValueError(f"{given['gpus'].text} cannot be divided by the {nodes} nodes")
     if kind:
-        return each, ",".join([f"gpu:{kind}:{each}", *([gres] if gres and not gpus_of(gres) else [])])
+        return each, ",".join([f"gpu:{kind}:{each}", *([gres] if gres and not count_gpus(gres) else [])])
     is_plain = gres in ("", "gpu", f"gpu:{each}")
-    return each, "" if is_plain else gres if gpus_of(gres) or not each else f"gpu:{each},{gres}"
+    return each, "" if is_plain else gres if count_gpus(gres) or not each else f"gpu:{each},{gres}"
 
 
-def _number(option: Option, value: str = "") -> int:
+def _read_number(option: Option, value: str = "") -> int:
     text = value or option.value
     if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
         raise ValueError(f"{option.text}: must be a whole number of at least 1")

@@ -1,3 +1,3 @@
 """Logs and checkpoints between hosts and the job folder."""
 
-__all__ = ("save_copies", "save_disk")
+__all__ = ("checkpoint_copies", "checkpoint_disk")

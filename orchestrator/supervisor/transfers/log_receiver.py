@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from orchestrator.core.jobdir import full_disk
-from orchestrator.core.jobdir.durable import make_inside
+from orchestrator.core.jobdir.durable import make_subfolders
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import orders, reports, shipped_files
 
@@ -41,12 +41,12 @@ class LogReceiver:
         self._fds: OrderedDict[str, int] = OrderedDict()
         self._printed_paths: set[str] = set()
 
-    def have(self, node: str) -> orders.ResumeOffsets:
+    def resume_offsets(self, node: str) -> orders.ResumeOffsets:
         """Return the sizes of the node's files here. Must be sent once, right after its `Hello`."""
         self._nodes[node] = _Node()
         names = [shipped_files.agent_log(node)]
-        for attempt in shipped_files.attempts(self._job, node):
-            names += shipped_files.files(self._job, node, attempt)
+        for attempt in shipped_files.list_attempts(self._job, node):
+            names += shipped_files.list_files(self._job, node, attempt)
         return orders.ResumeOffsets({name: size for name in names if (size := self._size_bytes(name))})
 
     def receive(self, node: str, chunk: reports.Chunk, raw: bytes) -> None:
@@ -59,12 +59,12 @@ class LogReceiver:
             )
         else:
             try:
-                full_disk.wait_for(lambda: self._append(node, chunk, raw))
+                full_disk.retry_while_full(lambda: self._append(node, chunk, raw))
             except OSError as err:
                 self._print_once(chunk.path, f"{chunk.path} cannot be written and is skipped: {err.strerror}")
         state.received_bytes += len(raw)
 
-    def owed(self) -> list[tuple[str, orders.ChunkAck]]:
+    def take_due_acks(self) -> list[tuple[str, orders.ChunkAck]]:
         """Return the acknowledgements that are due, by node, and count them as sent."""
         acks = []
         for node, state in self._nodes.items():
@@ -100,10 +100,10 @@ class LogReceiver:
         while len(self._fds) >= FILES_OPEN_MAX:
             os.close(self._fds.popitem(last=False)[1])
         full = self._job.root / path
-        make_inside(self._job.root, full.parent)
+        make_subfolders(self._job.root, full.parent)
         rank = shipped_files.rank_of(path)
         if rank is not None:  # so that `have` knows the node of the file, also after a restart
-            make_inside(self._job.root, self._job.rank_run(node, *rank))
+            make_subfolders(self._job.root, self._job.rank_run(node, *rank))
         fd = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         self._fds[path] = fd
         return fd

@@ -146,7 +146,7 @@ class Box(Faults):
         if host.shell is not None:
             host.shell.wait(GONE_S_MAX)
         if first is not None:
-            wait_for(lambda: not procfs.alive(first), f"the end of {host.name}")
+            wait_for(lambda: not procfs.is_alive(first), f"the end of {host.name}")
         host.first, host.shell, host.namespaces = None, None, {}
 
     def _begin(self, host: Host, ready: int) -> subprocess.Popen[bytes]:
@@ -226,7 +226,7 @@ def sweep() -> None:
             owner = Proc(*map(int, (state / "owner").read_text().split()))
         except (OSError, ValueError, TypeError):
             continue  # just being made, or not ours
-        if procfs.alive(owner):
+        if procfs.is_alive(owner):
             continue
         for file in sorted(state.glob("*/first")):
             _kill(Proc(*map(int, file.read_text().split())))
@@ -272,7 +272,7 @@ def _is_up(host: Host, pid: int) -> None:
 
 
 def _kill(proc: Proc) -> None:
-    if procfs.alive(proc):
+    if procfs.is_alive(proc):
         try:
             os.kill(proc.pid, signal.SIGKILL)
         except ProcessLookupError:

@@ -193,7 +193,7 @@ class Faults(abc.ABC):
         host, listener = self.hosts[name], self.hosts[name].sshd()
         if listener is not None:
             host.signal([listener], signal.SIGTERM)
-            wait_for(lambda: not procfs.alive(listener), f"the end of sshd on {name}")
+            wait_for(lambda: not procfs.is_alive(listener), f"the end of sshd on {name}")
         self._stands("stop sshd", name, lambda: self.start_sshd(name))
 
     def start_sshd(self, name: str) -> None:

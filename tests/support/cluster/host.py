@@ -94,7 +94,7 @@ class Host:
 
     @property
     def is_up(self) -> bool:
-        return self.first is not None and procfs.alive(self.first)
+        return self.first is not None and procfs.is_alive(self.first)
 
     # --- commands
 
@@ -211,7 +211,7 @@ class Host:
     def signal(self, procs: Sequence[Proc], signum: int) -> None:
         """Send a signal to those of the processes that still are."""
         for proc in procs:
-            if procfs.alive(proc):
+            if procfs.is_alive(proc):
                 try:
                     os.kill(proc.pid, signum)
                 except ProcessLookupError:
@@ -245,7 +245,7 @@ def running(hosts: Iterable[Host]) -> list[tuple[Host, Running]]:
 def _is_gone(proc: Proc) -> bool:
     """Tell whether a process is dead with all its threads: the last of them lets its locks go."""
     try:
-        return not procfs.alive(proc) and len([*Path(f"/proc/{proc.pid}/task").iterdir()]) <= 1
+        return not procfs.is_alive(proc) and len([*Path(f"/proc/{proc.pid}/task").iterdir()]) <= 1
     except FileNotFoundError:
         return True
 

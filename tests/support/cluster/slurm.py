@@ -20,7 +20,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.core.host.procfs import Proc, alive
+from orchestrator.core.host.procfs import Proc, is_alive
 
 from .box import Box
 from .host import TRAINER, USERS, Host, Running, running, wait_for
@@ -154,7 +154,7 @@ class SlurmBox(Box):
         """End slurmctld; `kill`: without any chance to save what it knows."""
         found = self._daemons("login", "slurmctld")
         self.login.signal(found, signal.SIGKILL if kill else signal.SIGTERM)
-        wait_for(lambda: not any(map(alive, found)), "the end of slurmctld", DAEMON_S_MAX)
+        wait_for(lambda: not any(map(is_alive, found)), "the end of slurmctld", DAEMON_S_MAX)
         self._stands("slurmctld", "login", self.start_slurmctld)
 
     def start_slurmctld(self) -> None:

@@ -20,7 +20,7 @@ ROUNDING_S = 0.001
 def check(world: World) -> None:
     """Raise when spans of a rank overlap or leave gaps, or do not add up to all time from submission to the end."""
     lines = [json.loads(line) for line in world.journal.lines]
-    found = goodput.of_record(world.journal.shadow)
+    found = goodput.from_record(world.journal.shadow)
     rows: dict[int, list[Span]] = {}
     for span in sorted(found.spans, key=lambda span: span.begin_wall_s):
         for rank in range(span.rank, span.rank + span.ranks):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
-from orchestrator.core.checkpoints.choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
 
@@ -105,7 +105,7 @@ class Agent:
         line = self.line = Line(self, self.world.boss)
         self.opened_s = self.world.now
         seen = tuple(
-            observations.RankSeen(rank.number, rank.pid, not rank.alive) for rank in self.host.processes
+            observations.ReportedRank(rank.number, rank.pid, not rank.alive) for rank in self.host.processes
         )
         up = e.AgentUp(
             0.0, self.host.name, self.boot, self.running, self.ready, self.address, self.port, seen
@@ -199,7 +199,7 @@ class Agent:
         gang.settle()
         has_stepped = any(rank.count for rank in self.host.processes)
         is_away = gang.stepped_s - max(self.acked_s, self.opened_s) > AWAY_S
-        longer_s = self.world.night.limits.away_fence_s if is_away else 0.0
+        longer_s = self.world.night.limits.disconnected_timeout_s if is_away else 0.0
         limit_s = max(self.quiet_s, longer_s if has_stepped else self.alone_s)
         if min(unheard_s, self.world.now - max(gang.stepped_s, self.started_s)) <= limit_s:
             return

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from orchestrator.brain.brain import SLEPT_S, Brain
+from orchestrator.brain.brain import SLEEP_S_MIN, Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
-from orchestrator.core.checkpoints.choice import Checkpoint
-from orchestrator.core.checkpoints.save import Closing
+from orchestrator.core.checkpoints.checkpoint import CompletionReason
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
 from orchestrator.core.wire import orders, reports
-from orchestrator.journal.journal_file import Entry
+from orchestrator.journal.journal_file import JournalEntry
 from tests.support.brain_story import planned_node
 
 from .agent import Line
@@ -43,7 +43,7 @@ class Boss:
         self.world = world
         self.desk = desk
         self.record = world.journal.revived()
-        self.brain = Brain(self.record.facts, self.record.beaten_at)
+        self.brain = Brain(self.record.facts, self.record.heartbeat_at)
         self.alive = True
         self.lines: dict[str, Line] = {}
         self.wakes = 0
@@ -201,7 +201,7 @@ class Boss:
 
     def slept(self, slept_s: float) -> None:
         """The machine slept: the job clock has jumped, and nobody was listened to meanwhile."""
-        if slept_s >= SLEPT_S:
+        if slept_s >= SLEEP_S_MIN:
             for line in self.lines.values():
                 line.open = False
             self.lines.clear()
@@ -214,7 +214,7 @@ class Boss:
         if not self.alive:
             return
         for number, ask in enumerate(self.world.requests, start=1):
-            if number <= self.brain.facts.requests:
+            if number <= self.brain.facts.last_request:
                 continue
             if isinstance(ask, e.AllocationEnded):
                 self.hear(dataclasses.replace(ask, request=number))
@@ -248,13 +248,13 @@ class Boss:
     def look_at_queue(self) -> None:
         """While the job has no hosts yet, learn which jobs were there before it."""
         hosts, facts = self.world.night.hosts, self.brain.facts
-        placed = facts.last_places or (facts.attempt is not None and facts.attempt.placed_at is not None)
+        placed = facts.last_hosts or (facts.attempt is not None and facts.attempt.placed_at is not None)
         if hosts is None or not self.alive or facts.end is not None or placed:
             return
         ahead = tuple(
             f"job-{number}" for number, until_s in enumerate(hosts.ahead) if until_s > self.world.now
         )
-        if ahead != facts.ahead:
+        if ahead != facts.jobs_ahead:
             self._take(e.QueueSeen(self.world.clock, ahead))
 
     def job_leaves(self) -> None:
@@ -290,7 +290,7 @@ class Boss:
             self.world.ledger.entered(report)
             if save.number in self.saves.open:
                 self._close_later(save.number)
-            elif save.is_coming and save.number not in self.fetching:
+            elif save.is_in_transit and save.number not in self.fetching:
                 self._fetch(save.number)
 
     def _take_saves(self, boot: str = "", sequence: int = 0) -> None:
@@ -320,7 +320,7 @@ class Boss:
             return
         if gang.stepping:
             self.world.ledger.before_news(self)
-            self._close(number, is_whole=True, by=Closing.STEPS)
+            self._close(number, is_whole=True, by=CompletionReason.STEPS)
             self.look()
         elif any(rank.alive for rank in gang.ranks.values()):
             self._close_later(number)
@@ -331,15 +331,15 @@ class Boss:
         if gang is None or any(rank.alive for rank in gang.ranks.values()):
             return
         for number in [one for one, report in self.saves.open.items() if report.attempt == attempt]:
-            self._close(number, is_whole=self.world.save_rng.random() < 0.5, by=Closing.LAST_WORD)
+            self._close(number, is_whole=self.world.save_rng.random() < 0.5, by=CompletionReason.FINAL_FILE)
 
-    def _close(self, number: int, *, is_whole: bool, by: Closing) -> None:
+    def _close(self, number: int, *, is_whole: bool, by: CompletionReason) -> None:
         self.saves.close(self.world.clock, number, self._attempt(), is_whole=is_whole, by=by)
         self._take_saves()
-        if self.saves.saves[number].is_coming:
+        if self.saves.saves[number].is_in_transit:
             self._fetch(number)
 
-    def _compared(self, order: d.CompareSave) -> None:
+    def _compared(self, order: d.CompareCheckpoint) -> None:
         if self.alive:
             self._close_saves(order.attempt)
             self.saves.compared(self.world.clock, order)
@@ -348,7 +348,7 @@ class Boss:
     # Saves on their way home
 
     def _host_of(self, number: int) -> str:
-        return self.saves.saves[number].places[0].host
+        return self.saves.saves[number].locations[0].host
 
     def _fetch(self, number: int) -> None:
         hosts = self.world.night.hosts
@@ -371,7 +371,7 @@ class Boss:
 
     def _fetch_ends(self, number: int, fault: str) -> None:
         self.fetching.remove(number)
-        if not self.saves.saves[number].is_coming:
+        if not self.saves.saves[number].is_in_transit:
             return  # another one has come in its place
         self.saves.fetched(self.world.clock, number, fault)
         self._hear_saves()
@@ -396,19 +396,19 @@ class Boss:
                 self._carry_out(decision)
         raise Violation(f"decide says more than {LOOKS_MAX} times that something is to be done: {decisions}")
 
-    def _write(self, *news: News) -> list[Entry]:
+    def _write(self, *news: News) -> list[JournalEntry]:
         """Journal beats and this news; return the entries that are still to be learned."""
         entries = []
         for line in news:
-            self._learn([self.world.journal.write(beat) for beat in self.brain.beats_before(line)])
+            self._learn([self.world.journal.write(beat) for beat in self.brain.heartbeats_before(line)])
             entries.append(self.world.journal.write(line))
             self.world.ledger.written(line)
         return entries
 
     def _write_beats(self) -> None:
-        self._learn([self.world.journal.write(beat) for beat in self.brain.beats()])
+        self._learn([self.world.journal.write(beat) for beat in self.brain.take_heartbeats()])
 
-    def _learn(self, entries: list[Entry]) -> None:
+    def _learn(self, entries: list[JournalEntry]) -> None:
         for entry in entries:
             self.record.learn(entry)
 
@@ -434,11 +434,11 @@ class Boss:
             case d.Requeue():
                 assert self.world.slurm is not None
                 self.world.slurm.asked(decision)
-            case d.CompareSave():
+            case d.CompareCheckpoint():
                 self.world.after(
                     self.world.save_rng.uniform(*self.world.night.compare_s), self._compared, decision
                 )
-            case d.DistrustSave() | d.Judge():
+            case d.DistrustCheckpoint() | d.Judge():
                 self.saves.mirror(self.brain.facts)
             case d.EndJob():
                 self.saves.mirror(self.brain.facts)

@@ -6,7 +6,7 @@ import dataclasses
 import random
 from dataclasses import dataclass
 
-from orchestrator.brain.model.decisions import JobEnd, Kind
+from orchestrator.brain.model.decisions import JobEnd, VerdictKind
 
 from .ledger import Violation
 from .night import Fault, Harm, Night, limits_of
@@ -21,11 +21,11 @@ class Expected:
     `says`: what its summary must hold.
     """
 
-    kind: Kind | None
+    kind: VerdictKind | None
     rank: int | None = None
     node: str = ""
     within_s: float = 5.0
-    last: Kind | None = None
+    last: VerdictKind | None = None
     end: JobEnd = JobEnd.SUCCEEDED
     nobody: bool = False
     says: str = ""
@@ -56,18 +56,18 @@ def clean_night(seed: int) -> tuple[Night, Expected]:
 def _broken(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]:
     """Something breaks once; the next attempt ends well."""
     node = f"n{rank // plain.ranks}"
-    crash = Expected(Kind.CRASH, rank, node)
+    crash = Expected(VerdictKind.CRASH, rank, node)
     slow = dataclasses.replace(plain, limits=limits_of(start_timeout_s=150.0))  # the host has yet to boot
     return [
         (_with(plain, Harm.CRASH, step, rank), crash),
         (_with(plain, Harm.SIGNAL, step, rank), crash),
-        (_with(plain, Harm.OOM, step, rank), dataclasses.replace(crash, kind=Kind.OOM)),
-        (_with(plain, Harm.STOPPED, step, rank), Expected(Kind.HANG, rank, node, 14.0)),
+        (_with(plain, Harm.OOM, step, rank), dataclasses.replace(crash, kind=VerdictKind.OOM)),
+        (_with(plain, Harm.STOPPED, step, rank), Expected(VerdictKind.HANG, rank, node, 14.0)),
         (_with(plain, Harm.STOPPED, step, rank, 4.0), Expected(None)),
-        (_with(plain, Harm.HANG, step, rank), Expected(Kind.HANG, None, "", 41.0)),
-        (_with(plain, Harm.AGENT_KILLED, step, rank), Expected(Kind.NODE_LOST, None, node)),
-        (_with(plain, Harm.KEEPER_KILLED, step, rank), Expected(Kind.NODE_LOST, None, node)),
-        (_with(slow, Harm.HOST_LOST, step, rank, 30.0, local=False), Expected(Kind.NODE_LOST, None, node, 25.0)),
+        (_with(plain, Harm.HANG, step, rank), Expected(VerdictKind.HANG, None, "", 41.0)),
+        (_with(plain, Harm.AGENT_KILLED, step, rank), Expected(VerdictKind.NODE_LOST, None, node)),
+        (_with(plain, Harm.KEEPER_KILLED, step, rank), Expected(VerdictKind.NODE_LOST, None, node)),
+        (_with(slow, Harm.HOST_LOST, step, rank, 30.0, local=False), Expected(VerdictKind.NODE_LOST, None, node, 25.0)),
     ]  # fmt: skip
 
 
@@ -94,22 +94,22 @@ def _harmless(plain: Night, step: int, rank: int, rng: random.Random) -> list[tu
 def _hopeless(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]:
     """What goes wrong goes wrong again, or must not be tried again."""
     node = f"n{rank // plain.ranks}"
-    crash = Expected(Kind.CRASH, rank, node)
+    crash = Expected(VerdictKind.CRASH, rank, node)
     return [
         (
             dataclasses.replace(plain, limits=limits_of(time_limit_s=20.0)),
-            Expected(Kind.TIME_LIMIT, end=JobEnd.FAILED),
+            Expected(VerdictKind.TIME_LIMIT, end=JobEnd.FAILED),
         ),
         (
             dataclasses.replace(plain, crash_step=step, crash_rank=rank),
-            dataclasses.replace(crash, end=JobEnd.FAILED, last=Kind.NO_PROGRESS),
+            dataclasses.replace(crash, end=JobEnd.FAILED, last=VerdictKind.NO_PROGRESS),
         ),
         (
             dataclasses.replace(plain, syntax_error=True),
-            Expected(Kind.CRASH, None, "", end=JobEnd.FAILED),
+            Expected(VerdictKind.CRASH, None, "", end=JobEnd.FAILED),
         ),
-        (dataclasses.replace(plain, setup_fails=9), Expected(Kind.LAUNCH, None, "n0", end=JobEnd.FAILED)),
-        (dataclasses.replace(plain, launch_fails=9), Expected(Kind.LAUNCH, None, "n0", end=JobEnd.FAILED)),
+        (dataclasses.replace(plain, setup_fails=9), Expected(VerdictKind.LAUNCH, None, "n0", end=JobEnd.FAILED)),
+        (dataclasses.replace(plain, launch_fails=9), Expected(VerdictKind.LAUNCH, None, "n0", end=JobEnd.FAILED)),
         (_with(plain, Harm.EXIT_EARLY, step, rank), crash),
     ]  # fmt: skip
 

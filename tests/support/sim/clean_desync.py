@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass
 
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model.decisions import JobEnd, Kind
+from orchestrator.brain.model.decisions import JobEnd, VerdictKind
 
 from .clean import Expected, check_clean
 from .ledger import Violation
@@ -56,7 +56,7 @@ def desync_night(seed: int) -> tuple[Night, Wanted]:
 def _odd(plain: Night, rank: int, step: int) -> list[tuple[Night, Wanted]]:
     node = f"n{rank // plain.ranks}"
     within_s = 3 * max(plain.step_s, 2.0) + SEEN_S + JUDGED_S
-    judged = Wanted(Expected(Kind.DESYNC, rank, node, within_s, end=JobEnd.FAILED), step + 1)
+    judged = Wanted(Expected(VerdictKind.DESYNC, rank, node, within_s, end=JobEnd.FAILED), step + 1)
     two = dataclasses.replace(plain, nodes=2, ranks=1)
     said = dataclasses.replace(plain, limits=limits_of(on_desync="notify"))
     noticed = Wanted(Expected(None), step + 1, 1)
@@ -85,7 +85,7 @@ def _probed(plain: Night, rank: int, step: int) -> list[tuple[Night, Wanted]]:
     odd = (rank + 1) % (plain.nodes * plain.ranks)
     within_s = 3 * max(plain.step_s, 2.0) + SEEN_S + JUDGED_S
     wanted = Wanted(
-        Expected(Kind.DESYNC, odd, f"n{odd // plain.ranks}", within_s, end=JobEnd.FAILED), step + 1
+        Expected(VerdictKind.DESYNC, odd, f"n{odd // plain.ranks}", within_s, end=JobEnd.FAILED), step + 1
     )
     night = dataclasses.replace(plain, probe_rank=rank)
     return [(night, Wanted(Expected(None))), (_with(night, Harm.ADDS_ONE, odd, step), wanted)]
@@ -101,7 +101,7 @@ def _resumed(plain: Night, rank: int, step: int) -> list[tuple[Night, Wanted]]:
     node = f"n{rank // plain.ranks}"
     night = dataclasses.replace(_with(plain, Harm.SKIPS_ONE, rank, step), asks=(Ask(300.0),))
     within_s = 3 * max(plain.step_s, 2.0) + SEEN_S + JUDGED_S
-    wanted = Wanted(Expected(Kind.DESYNC, rank, node, within_s), step + 1)
+    wanted = Wanted(Expected(VerdictKind.DESYNC, rank, node, within_s), step + 1)
     named = [dataclasses.replace(night, naming=naming, late_steps=1) for naming in (Naming.SAVE, Naming.LAST)]
     return [(one, wanted) for one in (night, *named)]
 
@@ -132,7 +132,9 @@ def check_desync(world: World, wanted: Wanted) -> None:
     """Compare a lived night with what is expected of it. Raises Violation."""
     check_clean(world, wanted.clean)
     said = [what for _, what in world.ledger.notes if isinstance(what, (d.Notice, d.Judge))]
-    found = [one.verdict for one in said if one.verdict is not None and one.verdict.kind is Kind.DESYNC]
+    found = [
+        one.verdict for one in said if one.verdict is not None and one.verdict.kind is VerdictKind.DESYNC
+    ]
     notices = sum(isinstance(what, d.Notice) and what.verdict is not None for what in said)
     if notices != wanted.notices:
         raise Violation(f"{wanted.notices} notices wanted, not {notices}: {found}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from orchestrator.brain.model.decisions import Kind
+from orchestrator.brain.model.decisions import VerdictKind
 
 from .clean import Expected
 from .night import ENDLESS, INNOCENT, Fault, Harm, Night, limits_of
@@ -44,7 +44,7 @@ def _endless(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]
     node = f"n{rank // plain.ranks}"
     if plain.nodes * plain.ranks == 2:  # of two that differ nobody knows which one is wrong
         plain = dataclasses.replace(plain, nodes=3)
-    sure = Expected(Kind.HANG, rank, node, SURE_S)
+    sure = Expected(VerdictKind.HANG, rank, node, SURE_S)
     unproved = (Harm.STUCK, Harm.STUCK_AND_LOGS, Harm.SPINS, Harm.SLEEPS, Harm.ELSEWHERE, Harm.HANG)
     unsure = dataclasses.replace(sure, within_s=UNSURE_S)
     return [
@@ -79,32 +79,32 @@ def _others(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]:
     node = f"n{rank // plain.ranks}"
     slow = dataclasses.replace(_with(plain, Harm.STUCK, step, rank), step_s=SLOW_STEP_S)
     served_s = UNSURE_S if plain.nodes * plain.ranks > 2 else IDLE_S  # of two, the other one waits for none
-    cut = Expected(Kind.HANG, None, "", UNSURE_S, nobody=True)
+    cut = Expected(VerdictKind.HANG, None, "", UNSURE_S, nobody=True)
     return [
-        (slow, Expected(Kind.HANG, rank, node, 3 * SLOW_STEP_S + UNSURE_S)),
+        (slow, Expected(VerdictKind.HANG, rank, node, 3 * SLOW_STEP_S + UNSURE_S)),
         (_with(plain, Harm.CUT_GANG, step, rank, 280.0), Expected(None)),
         (_with(plain, Harm.CUT_GANG, step, rank, 400.0), cut),
         (
             dataclasses.replace(plain, stays_rank=rank),
-            Expected(Kind.HANG, rank, node, IDLE_S, says="has finished its script"),
+            Expected(VerdictKind.HANG, rank, node, IDLE_S, says="has finished its script"),
         ),
         (
             dataclasses.replace(_with(plain, Harm.EXIT_EARLY, step, rank), peers_hang=1.0),
-            Expected(Kind.HANG, rank, node, SURE_S + 5.0),
+            Expected(VerdictKind.HANG, rank, node, SURE_S + 5.0),
         ),
-        (_with(plain, Harm.STOPPED, step, rank), Expected(Kind.HANG, rank, node, SURE_S)),
+        (_with(plain, Harm.STOPPED, step, rank), Expected(VerdictKind.HANG, rank, node, SURE_S)),
         (_served(plain, Harm.NAPS, step, rank, 30.0), Expected(None)),
-        (_served(plain, Harm.STUCK, step, rank), Expected(Kind.HANG, rank, node, served_s)),
+        (_served(plain, Harm.STUCK, step, rank), Expected(VerdictKind.HANG, rank, node, served_s)),
         (_polled(plain, Harm.NAPS, step, rank, 30.0), Expected(None)),
-        (_polled(plain, Harm.STUCK, step, rank), Expected(Kind.HANG, rank, node, IDLE_S)),
+        (_polled(plain, Harm.STUCK, step, rank), Expected(VerdictKind.HANG, rank, node, IDLE_S)),
         (_all_nap(plain, step, 2000.0), Expected(None)),
         (_helped(plain, step, rank, 25.0), Expected(None)),
-        (_late(plain, rank, 0.0), Expected(Kind.RENDEZVOUS, rank, node)),
-        (_late(plain, rank, 85.0), Expected(Kind.RENDEZVOUS, rank, node)),
-        (_late(plain, rank, float("inf")), Expected(Kind.RENDEZVOUS, says="have not joined")),
-        (_unstepped(plain, Harm.STUCK_AND_LOGS, rank), Expected(Kind.HANG, rank, node, UNSURE_S)),
-        (_unstepped(plain, Harm.STOPPED, rank), Expected(Kind.HANG, rank, node, SURE_S)),
-        (_looked_late(plain, step, rank), Expected(Kind.HANG, rank, node, UNSURE_S + 30.0)),
+        (_late(plain, rank, 0.0), Expected(VerdictKind.RENDEZVOUS, rank, node)),
+        (_late(plain, rank, 85.0), Expected(VerdictKind.RENDEZVOUS, rank, node)),
+        (_late(plain, rank, float("inf")), Expected(VerdictKind.RENDEZVOUS, says="have not joined")),
+        (_unstepped(plain, Harm.STUCK_AND_LOGS, rank), Expected(VerdictKind.HANG, rank, node, UNSURE_S)),
+        (_unstepped(plain, Harm.STOPPED, rank), Expected(VerdictKind.HANG, rank, node, SURE_S)),
+        (_looked_late(plain, step, rank), Expected(VerdictKind.HANG, rank, node, UNSURE_S + 30.0)),
     ]
 
 

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model.decisions import JobEnd, Kind
+from orchestrator.brain.model.decisions import JobEnd, VerdictKind
 from orchestrator.core.wire import orders
 from orchestrator.journal.journal_file import content
 
@@ -33,7 +33,7 @@ class Expected:
     """
 
     hosts: tuple[str, ...]
-    verdicts: tuple[tuple[Kind, str], ...] = ()
+    verdicts: tuple[tuple[VerdictKind, str], ...] = ()
     end: JobEnd = JobEnd.SUCCEEDED
     again_s: float = FOR_EVER_S
     first_s: tuple[float, float] = (0.0, 30.0)
@@ -44,7 +44,7 @@ class Expected:
 
 Case = tuple[Night, Expected]
 BOTH, NEXT = ("n0", "n1"), ("n0", "n2")
-LOST = (Kind.NODE_LOST, "n1")
+LOST = (VerdictKind.NODE_LOST, "n1")
 
 
 def pool_night(seed: int) -> Case:
@@ -86,12 +86,12 @@ def _lost(plain: Night, step: int) -> list[Case]:
         (_on(long, Hosts(3), *apart), instead),
         (_on(long, Hosts(4, spares=1), Fault(Harm.HOST_LOST, 60.0, 2)), Expected(BOTH, launches_max=20)),
         (_on(long, Hosts(3), Fault(Harm.HOST_LOST, 0.0, 0, lasts_s=100.0), later),
-         Expected(("n1", "n0"), ((Kind.NODE_LOST, "n2"),))),
+         Expected(("n1", "n0"), ((VerdictKind.NODE_LOST, "n2"),))),
         (_on(plain, Hosts(6, spares=1), cut), Expected(BOTH, launches=3)),
         (_on(plain, Hosts(6, spares=1), Fault(Harm.BOSS_KILLED, step=step, lasts_s=30.0)), Expected(BOTH, launches=3)),
         (_on(plain, Hosts(4, spares=1), Fault(Harm.SLEPT, step=step, lasts_s=3600.0)), Expected(BOTH, launches=3)),
         (_on(plain, Hosts(4, spares=1), Fault(Harm.CRASH, step=step, rank=plain.ranks)),
-         Expected(BOTH, ((Kind.CRASH, "n1"),), again_s=5.0, launches=3)),
+         Expected(BOTH, ((VerdictKind.CRASH, "n1"),), again_s=5.0, launches=3)),
     ]  # fmt: skip
 
 
@@ -102,11 +102,14 @@ def _unusable(plain: Night, step: int) -> list[Case]:
         (_on(plain, Hosts(4, bad=(0, 2))), Expected(("n1", "n3"), launches=4)),
         (
             _on(plain, Hosts(4, bad=(0, 1, 2, 3))),
-            Expected((), ((Kind.LAUNCH, ""),), JobEnd.FAILED, launches=4),
+            Expected((), ((VerdictKind.LAUNCH, ""),), JobEnd.FAILED, launches=4),
         ),
-        (_on(plain, Hosts(3, bad=(0, 1))), Expected((), ((Kind.LAUNCH, ""),), JobEnd.FAILED)),
-        (_on(plain, Hosts(3, unfit=(1,))), Expected(NEXT, ((Kind.LAUNCH, "n1"),), again_s=10.0)),
-        (_on(wide, Hosts(2, spares=1, unfit=(0,))), Expected(("n1",), ((Kind.LAUNCH, "n0"),), again_s=5.0)),
+        (_on(plain, Hosts(3, bad=(0, 1))), Expected((), ((VerdictKind.LAUNCH, ""),), JobEnd.FAILED)),
+        (_on(plain, Hosts(3, unfit=(1,))), Expected(NEXT, ((VerdictKind.LAUNCH, "n1"),), again_s=10.0)),
+        (
+            _on(wide, Hosts(2, spares=1, unfit=(0,))),
+            Expected(("n1",), ((VerdictKind.LAUNCH, "n0"),), again_s=5.0),
+        ),
         (dataclasses.replace(_on(plain, Hosts(2)), launch_fails=2), Expected(BOTH, launches=4)),
         (dataclasses.replace(_on(plain, Hosts(3)), launch_fails=9), Expected(("n1", "n2"))),
     ]
@@ -143,14 +146,14 @@ def _apart(plain: Night) -> list[Case]:
     return [
         (_on(plain, Hosts(3, bridge=True)), Expected(BOTH)),
         (_on(three, Hosts(3, nets=("ab", "b", "ab"), bridge=True)), Expected(("n0", "n1", "n2"))),
-        (_on(plain, Hosts(3, nets=("a", "z", "a"))), Expected(NEXT, ((Kind.RENDEZVOUS, "n1"),), again_s=10.0)),
+        (_on(plain, Hosts(3, nets=("a", "z", "a"))), Expected(NEXT, ((VerdictKind.RENDEZVOUS, "n1"),), again_s=10.0)),
         (_on(three, Hosts(4, nets=("z", "a", "a", "a"))),
-         Expected(("n3", "n1", "n2"), ((Kind.RENDEZVOUS, "n0"),), again_s=10.0)),
+         Expected(("n3", "n1", "n2"), ((VerdictKind.RENDEZVOUS, "n0"),), again_s=10.0)),
         (_on(plain, Hosts(4, nets=("z", "a", "a", "a"))),
-         Expected(("n1", "n2"), ((Kind.RENDEZVOUS, "n1"), (Kind.RENDEZVOUS, "n0")))),
-        (_on(plain, Hosts(2, nets=("z", "a"))), Expected(BOTH, ((Kind.RENDEZVOUS, "n1"), *((Kind.RENDEZVOUS, "n0"),) * 3), JobEnd.FAILED)),
+         Expected(("n1", "n2"), ((VerdictKind.RENDEZVOUS, "n1"), (VerdictKind.RENDEZVOUS, "n0")))),
+        (_on(plain, Hosts(2, nets=("z", "a"))), Expected(BOTH, ((VerdictKind.RENDEZVOUS, "n1"), *((VerdictKind.RENDEZVOUS, "n0"),) * 3), JobEnd.FAILED)),
         (_on(three, Hosts(3, nets=("ab", "a", "b"))),
-         Expected(("n0", "n1", "n2"), ((Kind.RENDEZVOUS, "n1"),) * 4, JobEnd.FAILED)),
+         Expected(("n0", "n1", "n2"), ((VerdictKind.RENDEZVOUS, "n1"),) * 4, JobEnd.FAILED)),
     ]  # fmt: skip
 
 
@@ -159,15 +162,15 @@ def _ways_home(plain: Night, step: int) -> list[Case]:
     crash = Fault(Harm.CRASH, step=12, rank=1)
     lost = Fault(Harm.HOST_LOST, node=0, step=step)
     cancel = dataclasses.replace(plain, limits=limits_of(time_limit_s=17.0))
-    broken = (Kind.CRASH, "n1" if plain.ranks == 1 else "n0")
+    broken = (VerdictKind.CRASH, "n1" if plain.ranks == 1 else "n0")
     return [
         (_on(plain, Hosts(2, copy_s=(20.0, 30.0)), crash), Expected(BOTH, (broken,), resume="a1/step-10")),
         (_on(plain, Hosts(2, copy_s=(20.0, 30.0), copies_fail=1.0), crash), Expected(BOTH, (broken,), resume="")),
         (_on(plain, Hosts(2, copy_s=(2000.0, 2500.0)), crash), Expected(BOTH, (broken,), again_s=605.0, resume="")),
         (_on(plain, Hosts(3, copy_s=(100.0, 200.0)), lost),
-         Expected(("n2", "n1"), ((Kind.NODE_LOST, "n0"),), again_s=LOST_S_MAX, resume="")),
+         Expected(("n2", "n1"), ((VerdictKind.NODE_LOST, "n0"),), again_s=LOST_S_MAX, resume="")),
         (_on(cancel, Hosts(2, copy_s=(20.0, 30.0))),
-         Expected(BOTH, ((Kind.TIME_LIMIT, ""),), JobEnd.FAILED)),
+         Expected(BOTH, ((VerdictKind.TIME_LIMIT, ""),), JobEnd.FAILED)),
     ]  # fmt: skip
 
 
@@ -181,7 +184,9 @@ def _slow(plain: Night) -> Case:
 
 def _stuck(plain: Night) -> Case:
     """The setup lines never end on a host; another one is free."""
-    return _on(plain, Hosts(3, stuck=(1,))), Expected(NEXT, ((Kind.START_TIMEOUT, "n1"),), again_s=75.0)
+    return _on(plain, Hosts(3, stuck=(1,))), Expected(
+        NEXT, ((VerdictKind.START_TIMEOUT, "n1"),), again_s=75.0
+    )
 
 
 def _boots(plain: Night) -> Case:

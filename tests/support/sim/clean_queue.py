@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.decisions import JobEnd, Kind
+from orchestrator.brain.model.decisions import JobEnd, VerdictKind
 
 from .lease import Lease
 from .ledger import Violation
@@ -29,7 +29,7 @@ class Expected:
     to save itself; `again_s`: how long at least, and at most, from the first verdict to the next attempt.
     """
 
-    verdicts: tuple[Kind, ...] = ()
+    verdicts: tuple[VerdictKind, ...] = ()
     requeues: int = 0
     end: JobEnd = JobEnd.SUCCEEDED
     attempts: int | None = None
@@ -40,7 +40,12 @@ class Expected:
 
 
 Case = tuple[Night, Expected]
-GONE, LAUNCH, LOST, OUT = Kind.PREEMPTED, Kind.LAUNCH, Kind.NODE_LOST, Kind.TIME_LIMIT
+GONE, LAUNCH, LOST, OUT = (
+    VerdictKind.PREEMPTED,
+    VerdictKind.LAUNCH,
+    VerdictKind.NODE_LOST,
+    VerdictKind.TIME_LIMIT,
+)
 
 
 def queue_night(seed: int) -> Case:
@@ -161,7 +166,7 @@ def _unusable(plain: Night) -> list[Case]:
         (_on(plain, Lease(4, spares=1), bad=(1,)), Expected((), 0, hosts=("n0", "n2"))),
         (_on(plain, Lease(4), bad=(0, 1, 2, 3)), Expected((LAUNCH,) * 4, 3, JobEnd.FAILED, avoid=("n0", "n1", "n2", "n3"))),
         (dataclasses.replace(apart, lease=Lease(4)),
-         Expected((Kind.RENDEZVOUS, LAUNCH), 1, hosts=("n0", "n2"), avoid=("n1",))),
+         Expected((VerdictKind.RENDEZVOUS, LAUNCH), 1, hosts=("n0", "n2"), avoid=("n1",))),
     ]  # fmt: skip
 
 

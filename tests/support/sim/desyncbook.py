@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
-from orchestrator.core.checkpoints.save import Save
+from orchestrator.core.checkpoints.checkpoint import CheckpointRecord
 from orchestrator.core.wire import reports
 
 from .tries import Try
@@ -83,8 +83,8 @@ class DesyncBook:
                 self.said = False
                 self._begins(news)
             case (
-                d.Notice(verdict=d.Verdict(kind=d.Kind.DESYNC) as verdict)
-                | d.Judge(verdict=d.Verdict(kind=d.Kind.DESYNC) as verdict)
+                d.Notice(verdict=d.Verdict(kind=d.VerdictKind.DESYNC) as verdict)
+                | d.Judge(verdict=d.Verdict(kind=d.VerdictKind.DESYNC) as verdict)
             ):
                 self._judge(verdict)
                 self.said = True
@@ -125,10 +125,10 @@ class DesyncBook:
     def judged(self, attempt: Try) -> None:
         """Enter an attempt that was judged to be out of step."""
         verdict = attempt.verdict
-        if verdict is not None and verdict.kind is d.Kind.DESYNC:
+        if verdict is not None and verdict.kind is d.VerdictKind.DESYNC:
             self.guilty[attempt.number] = (verdict.step or 0) - attempt.base
 
-    def is_out_of_step(self, save: Save) -> bool:
+    def is_out_of_step(self, save: CheckpointRecord) -> bool:
         """Tell whether an attempt wrote it after it was out of step, as far as can be known."""
         if save.attempt not in self.guilty:
             return False

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.core.observations import Activity, Failure, Framework
-from orchestrator.core.shown import Measured, Training
+from orchestrator.core.status_types import ReportedNumber, Training
 from tests.support.frames import frame
 
 from .counts import Counted, fall_out_of_step
@@ -82,7 +82,7 @@ class Rank:
         """Return what it prints of its training."""
         first, last = self.gang.world.night.odd_loss
         is_odd = first <= self.count < last
-        return Training(Measured("inf" if is_odd else 1.0)) if last and self.count else None
+        return Training(ReportedNumber("inf" if is_odd else 1.0)) if last and self.count else None
 
     @property
     def is_stuck(self) -> bool:

@@ -39,7 +39,7 @@ class HangBook:
         """Whatever was noticed is taken back before anything else once the job moves."""
         self.heard = max((rank.steps for rank in facts.ranks.values()), default=0)
         self.living = sum(rank.rank_state is RankState.ALIVE for rank in facts.ranks.values())
-        usable = [node for node in facts.nodes.values() if not (node.excluded or node.missing)]
+        usable = [node for node in facts.nodes.values() if not (node.excluded or node.lost_earlier)]
         self.others = facts.pool is not None and len(usable) > facts.pool.nodes
         if self.noticed is None or self.heard <= self.noticed:
             self.moved_s = None
@@ -60,18 +60,18 @@ class HangBook:
                 self.noticed = None
             case d.To(order=orders.Inspect(inspection=number)):
                 self.looked_s.setdefault(number, self.ledger.world.now)
-            case d.Notice(topic=d.Topic.HANG, verdict=d.Verdict() as verdict):
+            case d.Notice(topic=d.NoticeTopic.HANG, verdict=d.Verdict() as verdict):
                 must(self.noticed is None, f"what stands is said again: {decision}")
                 self._hangs(verdict)
                 self.noticed = self.heard
-            case d.Notice(topic=d.Topic.SUSPECT):
+            case d.Notice(topic=d.NoticeTopic.SUSPECT):
                 must(
                     self.suspects.get(decision.key) != (self.heard, self.living),
                     f"what was told is told again: {decision}",
                 )
                 must(len(self.looked_s) >= 2, f"{len(self.looked_s)} looks are too few: {decision}")
                 self.suspects[decision.key] = (self.heard, self.living)
-            case d.Notice(topic=d.Topic.HANG, withdrawn=True):
+            case d.Notice(topic=d.NoticeTopic.HANG, withdrawn=True):
                 must(self.noticed is not None, f"nothing was noticed: {decision}")
                 self.noticed = None
             case _:
@@ -87,16 +87,20 @@ class HangBook:
         is never taken for a hang, and no innocent is blamed."""
         world, must = self.ledger.world, self.ledger.must
         gang = world.gangs.get(self.ledger.tries[-1].number)
-        if verdict.kind is d.Kind.RENDEZVOUS and "have not joined" in verdict.summary and gang is not None:
+        if (
+            verdict.kind is d.VerdictKind.RENDEZVOUS
+            and "have not joined" in verdict.summary
+            and gang is not None
+        ):
             hidden = (world.night.hidden_rank,) if world.now < world.night.hidden_s else ()
             came = [n for n in verdict.ranks if n not in hidden and world.now >= gang.ranks[n].ready_s]
             must(not came, f"{came} have come to the rendezvous: {verdict}")
-        if verdict.signature.kind is not d.Kind.HANG or gang is None:
+        if verdict.signature.kind is not d.VerdictKind.HANG or gang is None:
             return
         if verdict.signature.cause not in AT_ONCE:
             looks = [number for number, at_s in self.looked_s.items() if at_s >= gang.stepped_s]
             must(len(looks) >= 2, f"{len(looks)} looks are too few: {verdict}")
-        if verdict.patience_s:
+        if verdict.stall_timeout_s:
             self._waited(verdict, world.now - gang.stepped_s)
         if world.night.limits.hang_timeout_s != 0:
             return
@@ -126,9 +130,9 @@ class HangBook:
             and before.signature == verdict.signature
             and before.step == verdict.step
         ):
-            ends = verdict.kind is d.Kind.NO_PROGRESS
+            ends = verdict.kind is d.VerdictKind.NO_PROGRESS
             self.ledger.must(ends, f"the same fault of its code again: {verdict}")
-        again = verdict.kind is d.Kind.NO_PROGRESS and verdict.signature.kind is d.Kind.HANG
+        again = verdict.kind is d.VerdictKind.NO_PROGRESS and verdict.signature.kind is d.VerdictKind.HANG
         if (
             again
             and "again at" in verdict.summary

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
-from orchestrator.core.checkpoints.choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
 from orchestrator.core.wire import orders, reports
 
 from .agent import Agent

@@ -11,11 +11,11 @@ from orchestrator.brain.model.facts import Facts, News
 from orchestrator.core import codec
 from orchestrator.journal import facts_file
 from orchestrator.journal.job_record import Record
-from orchestrator.journal.journal_file import Entry
+from orchestrator.journal.journal_file import JournalEntry
 
 from .ledger import Violation
 
-_CLASSES = {**codec.by_kind(Event), **codec.by_kind(Decision)}
+_CLASSES = {**codec.classes_by_kind(Event), **codec.classes_by_kind(Decision)}
 
 KEPT_SHARE = 0.05
 """How often what the journal comes to is written down where it could be."""
@@ -34,7 +34,7 @@ class Journal:
         self._chance = random.Random(seed ^ 0xFAC7)  # of its own, so that the nights stay what they are
         self._kept = ""
 
-    def write(self, news: News) -> Entry:
+    def write(self, news: News) -> JournalEntry:
         line = codec.dumps_kind(news)
         self.lines.append(line)
         entry = self._entry(len(self.lines))
@@ -44,8 +44,8 @@ class Journal:
     def keep(self, record: Record) -> None:
         """Write down what the journal comes to, by chance."""
         if self._chance.random() < KEPT_SHARE:
-            record.keep_up(record.facts.heard_at)
-            self._kept = facts_file.packed(record)
+            record.keep_up(record.facts.last_event_at)
+            self._kept = facts_file.pack_record(record)
 
     def replay(self) -> Iterator[News]:
         """Yield all lines."""
@@ -57,15 +57,15 @@ class Journal:
         is_there = self._kept and self._chance.random() >= LOST_SHARE
         if not is_there:
             self._kept = ""  # for good: who goes on without it writes lines that do not fit it
-        record = facts_file.unpacked(self._kept) if is_there else Record()
+        record = facts_file.unpack_record(self._kept) if is_there else Record()
         for n in range(record.last_n, len(self.lines)):
             record.learn(self._entry(n + 1))
         return record
 
-    def _entry(self, n: int) -> Entry:
+    def _entry(self, n: int) -> JournalEntry:
         """Return the entry of the line of that number; the simulation has one machine."""
         news = codec.loads_kind(_CLASSES, self.lines[n - 1])
-        return Entry(n, news.at, news.at, "machine", "", 0, news)
+        return JournalEntry(n, news.at, news.at, "machine", "", 0, news)
 
     def check(self, facts: Facts) -> None:
         """Raise when the journal does not fold to the facts that decisions are made on."""

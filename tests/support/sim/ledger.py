@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
-from orchestrator.core.checkpoints.choice import Checkpoint
-from orchestrator.core.checkpoints.save import Save, SaveState
+from orchestrator.core.checkpoints.checkpoint import CheckpointRecord, CheckpointState
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
 from orchestrator.core.wire import orders, reports
 from orchestrator.journal.journal_file import content
 
@@ -71,7 +71,7 @@ class Ledger:
         self.notes: list[tuple[float, News | str]] = []
         self.pool = PoolBook(self, world) if world.night.hosts is not None else None
         self.queue = QueueBook(self, world) if world.night.lease is not None else None
-        self.coming: dict[int, Save] = {}  # on their way home
+        self.coming: dict[int, CheckpointRecord] = {}  # on their way home
         self.watched_s = self.stopped_s = 0.0
         self.saves = SaveBook(self, world)
         self.hangs = HangBook(self)
@@ -175,9 +175,9 @@ class Ledger:
                     self.restarted, self.restarted_s = self.tries[-1].number, self.world.now
             case e.ResumeRequested():
                 self._resume(news)
-            case e.SaveChanged():
+            case e.CheckpointChanged():
                 self._save_changed(news.save)
-            case e.BeganElsewhere():
+            case e.ResumedElsewhere():
                 self._began_elsewhere(news)
             case e.CheckpointRead(save=save):
                 self._read(save)
@@ -211,10 +211,10 @@ class Ledger:
             case _:
                 pass
 
-    def _save_changed(self, save: Save) -> None:
+    def _save_changed(self, save: CheckpointRecord) -> None:
         """What an attempt has saved is entered with the step that it truly holds, as far as that can be known."""
         self.coming.pop(save.number, None)
-        if save.is_coming:
+        if save.is_in_transit:
             self.coming[save.number] = save
         attempt = self.tries[save.attempt - 1]
         if save.attempt == len(self.tries) and save.step is not None:
@@ -223,7 +223,7 @@ class Ledger:
             known |= {save.steps} if self.world.night.begins_anew and not self.saves.bears_its_step else set()
             self.must(save.step in known, f"it holds step {known}: {save}")
 
-    def _step(self, attempt: Try, save: Save) -> int:
+    def _step(self, attempt: Try, save: CheckpointRecord) -> int:
         """Return the step of what an attempt wrote: the true one if it states that, or its name bears it, else as the
         time says."""
         if self.saves.bears_its_step:
@@ -236,7 +236,7 @@ class Ledger:
         if attempt.begun.resume is not None and save != attempt.begun.resume.save:
             attempt.anew, attempt.base = True, self.world.gangs[attempt.number].base
 
-    def _began_elsewhere(self, news: e.BeganElsewhere) -> None:
+    def _began_elsewhere(self, news: e.ResumedElsewhere) -> None:
         """A script that is said not to begin from its save does not, and begins where it is said to."""
         gang, attempt = self.world.gangs[news.attempt], self.tries[-1]
         begun = attempt.begun.resume
@@ -287,7 +287,7 @@ class Ledger:
                 self.must(bool(decision.verdict.summary), f"a verdict that says nothing: {decision}")
                 attempt.verdict, attempt.judged_s = decision.verdict, self.world.now
                 attempt.judged_anew = attempt.anew
-                apart = decision.verdict.kind is d.Kind.RENDEZVOUS and bool(attempt.scripts)
+                apart = decision.verdict.kind is d.VerdictKind.RENDEZVOUS and bool(attempt.scripts)
                 self.must(not (apart and decision.verdict.retry), f"it would be the same again: {decision}")
                 self.desyncs.judged(attempt)
                 self.stopped_s, self.stopped = self.world.clock, attempt.number
@@ -323,11 +323,11 @@ class Ledger:
         """Nothing follows while a checkpoint is on its way home, for a while, from a host that is still heard, or was since
         it was judged to be lost."""
         verdict = self.tries[-1].verdict if self.tries else None
-        lost_node = verdict.node if verdict and verdict.kind is d.Kind.NODE_LOST else ""
+        lost_node = verdict.node if verdict and verdict.kind is d.VerdictKind.NODE_LOST else ""
         waited_s = self.world.clock - max(self.stopped_s, self.watched_s)
         silent_s = self.world.night.limits.node_timeout_s
         for save in self.coming.values():
-            node = save.places[0].host
+            node = save.locations[0].host
             heard_s = self.world.clock - self.world.host(node).heard_s
             is_judged = node == lost_node and heard_s >= self.world.now - self.tries[-1].judged_s
             lost = is_judged or heard_s >= silent_s - HEARD_S_OFF
@@ -344,7 +344,7 @@ class Ledger:
         self.must(last.verdict is not None, f"a restart without a verdict on attempt {last.number}")
         assert last.verdict is not None
         self.must(last.verdict.retry, f"a restart after {last.verdict}")
-        if last.verdict.kind in (d.Kind.PREEMPTED, d.Kind.TIME_LIMIT):  # it has cost nothing
+        if last.verdict.kind in (d.VerdictKind.PREEMPTED, d.VerdictKind.TIME_LIMIT):  # it has cost nothing
             last.high = self.world.journal_high(last.number)
             self.best = max(self.best, last.base + last.high)
             return
@@ -365,7 +365,9 @@ class Ledger:
         """Tell whether an attempt came further than all before it; what one saved that began anew may be old."""
         attempt.high = self.world.journal_high(attempt.number)
         own = [save for save in self.world.save_desk.saves.values() if save.attempt == attempt.number]
-        whole = [save for save in own if save.state is SaveState.WHOLE and (save.step or 0) > attempt.base]
+        whole = [
+            save for save in own if save.state is CheckpointState.WHOLE and (save.step or 0) > attempt.base
+        ]
         saved = bool(whole) and not attempt.anew
         return saved or (attempt.high > 0 and attempt.base + attempt.high > self.best)
 

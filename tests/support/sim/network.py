@@ -22,13 +22,15 @@ def addresses(host: Host) -> tuple[observations.Address, ...]:
     return tuple(bridge + mine if host.index % 2 else mine + bridge)
 
 
-def probe(host: Host, order: orders.Probe) -> tuple[tuple[observations.Reached, ...], tuple[str, ...]]:
+def probe(
+    host: Host, order: orders.Probe
+) -> tuple[tuple[observations.ReachableAddress, ...], tuple[str, ...]]:
     """Return which addresses lead from a host to the one that listens on the port, and how the others failed."""
     reached, missed = [], []
     for address in order.addresses:
         net = _net_to(host, address, order.port)
         if net:
-            reached.append(observations.Reached(address, f"eth-{net}"))
+            reached.append(observations.ReachableAddress(address, f"eth-{net}"))
         else:
             missed.append(f"{address}: {'another host answers' if address == BRIDGE else 'no answer'}")
     return tuple(reached), tuple(missed)

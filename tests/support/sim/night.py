@@ -7,7 +7,7 @@ import enum
 import random
 from dataclasses import dataclass, field
 
-from orchestrator.core.planned import Limits, PlannedNode, PlannedPool, QueueTerms
+from orchestrator.core.plan_types import Limits, PlannedNode, PlannedPool, QueueTerms
 from tests.support.brain_story import planned_node
 
 from .lease import Lease, random_lease
@@ -434,7 +434,7 @@ def _without_steps(night: Night) -> Night:
 
 def with_auto_times(limits: Limits) -> Limits:
     """Return the limits with what `monitor.node_timeout: auto` is for several nodes."""
-    return dataclasses.replace(limits, node_timeout_s=60.0, fence_s=16.0, away_fence_s=48.0)
+    return dataclasses.replace(limits, node_timeout_s=60.0, fence_s=16.0, disconnected_timeout_s=48.0)
 
 
 def _partitioned(night: Night) -> Night:

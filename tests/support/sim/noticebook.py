@@ -92,7 +92,7 @@ class NoticeBook:
         match news:
             case d.BeginAttempt():
                 self._begin()
-            case d.Notice(topic=d.Topic.ALONE, withdrawn=False):
+            case d.Notice(topic=d.NoticeTopic.ALONE, withdrawn=False):
                 self.said += 1
                 must(self.said == 1, f"said again: {news}")
                 ok = self.ledger.tries[-1].ok
@@ -101,11 +101,11 @@ class NoticeBook:
                 must(
                     self._are_alone(1), f"not all ranks are alone, or that is not known: {self.steps}, {news}"
                 )
-            case d.Notice(topic=d.Topic.ALONE):
+            case d.Notice(topic=d.NoticeTopic.ALONE):
                 self.withdrawn += 1
                 must(self.said == self.withdrawn == 1, f"nothing was said before: {news}")
                 must(not self._are_alone(1), f"they still are alone: {news}")
-            case d.Notice(topic=d.Topic.LOSS, withdrawn=withdrawn):
+            case d.Notice(topic=d.NoticeTopic.LOSS, withdrawn=withdrawn):
                 self.losses_said, self.losses_withdrawn = (
                     self.losses_said + (not withdrawn),
                     self.losses_withdrawn + withdrawn,
@@ -116,13 +116,13 @@ class NoticeBook:
                 )
             case e.FromNode(report=reports.Exited(rank=rank, code=0, ordered=False, failure=Failure())):
                 self.caught.add(rank)
-            case d.Notice(topic=d.Topic.END):
+            case d.Notice(topic=d.NoticeTopic.END):
                 self.ends_said += 1
                 must(
                     self.ends_said == 1 and bool(self.caught),
                     f"{self.caught} ended behind a traceback: {news}",
                 )
-            case d.Finish(ending=d.Ending.DONE):
+            case d.Finish(ending=d.AttemptEnd.DONE):
                 must(self.ends_said == bool(self.caught), f"{self.caught} ended behind a traceback: {news}")
             case _:
                 pass

@@ -67,7 +67,7 @@ class PoolBook:
         self.placed_first_s: float | None = None
         self.placed: dict[str, tuple[int, ...]] = {}
         self.last: tuple[str, ...] = ()
-        self.probed: dict[str, list[observations.Reached]] = {}
+        self.probed: dict[str, list[observations.ReachableAddress]] = {}
         self.readied: set[str] = set()  # ordered to make ready in this attempt
         self.started = self.stopping = False
         self.since: dict[str, float] = {}
@@ -218,7 +218,7 @@ class PoolBook:
     def _hung_twice(self, name: str) -> bool:
         """Tell whether ranks hung on a host in two attempts, the last one among them: others may take its place."""
         verdicts = [one.verdict for one in self.ledger.tries[self.ledger.forgiven :]]
-        hung = [v is not None and v.kind is d.Kind.HANG and v.node == name for v in verdicts]
+        hung = [v is not None and v.kind is d.VerdictKind.HANG and v.node == name for v in verdicts]
         return sum(hung) >= 2
 
     def starts(self, node: str, order: orders.Start, prepared: dict[str, tuple[str, int]]) -> None:
@@ -238,20 +238,20 @@ class PoolBook:
     def _judged(self, verdict: d.Verdict) -> None:
         limits, clock = self.world.night.limits, self.world.clock
         waited_s = clock - max(self.began_s, self.queued_s) + ROUNDING_S
-        if verdict.kind is d.Kind.START_TIMEOUT:
+        if verdict.kind is d.VerdictKind.START_TIMEOUT:
             self._must(waited_s >= limits.start_timeout_s, f"queued {waited_s:.0f} s ago: {verdict}")
             usable = [one for one in self.names if one not in self.barred]
             if verdict.node and len(usable) > self.nodes:
                 self.barred[verdict.node] = "stuck"
         if verdict.signature.cause is d.FailureCause.ALLOCATION:
             return  # the queue's book has it
-        if verdict.kind is d.Kind.TIME_LIMIT:
+        if verdict.kind is d.VerdictKind.TIME_LIMIT:
             assert limits.time_limit_s is not None
             ran_s = clock - (self.placed_first_s or clock) + ROUNDING_S
             self._must(ran_s >= limits.time_limit_s, f"it had its hosts for {ran_s:.0f} s: {verdict}")
         if verdict.signature.cause is d.FailureCause.UNREACHABLE:
             self._apart(verdict)
-        if verdict.kind is d.Kind.HANG and verdict.node:
+        if verdict.kind is d.VerdictKind.HANG and verdict.node:
             self._hung(verdict.node)
         if verdict.signature.cause is d.FailureCause.PLACEMENT:
             self._hopeless(verdict, waited_s)
@@ -280,7 +280,7 @@ class PoolBook:
         told = [piece.node for piece in verdict.proof]
         for name in out[:REASONS_MAX]:
             self._must(name in told or len(told) == REASONS_MAX, f"{name} is not named: {verdict}")
-        if verdict.kind is d.Kind.LAUNCH:
+        if verdict.kind is d.VerdictKind.LAUNCH:
             open_s = [self.world.clock - at for name, at in self.launched.items() if name not in self.up]
             self._must(min(open_s, default=60.0) >= 59.9, f"hosts have not answered yet: {verdict}")
             left = len(self.names) - len(out) - len(unused)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
-from orchestrator.core.shown import Cause
+from orchestrator.core.status_types import AllocationEndCause
 from orchestrator.core.wire import orders
 from orchestrator.journal.journal_file import content
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from .world import World
 
 KINDS = {
-    Cause.PREEMPTED: d.Kind.PREEMPTED, Cause.REQUEUED: d.Kind.PREEMPTED, Cause.TIME_LIMIT: d.Kind.TIME_LIMIT,
-    Cause.NODE_LOST: d.Kind.NODE_LOST, Cause.FAILED: d.Kind.NODE_LOST,
+    AllocationEndCause.PREEMPTED: d.VerdictKind.PREEMPTED, AllocationEndCause.REQUEUED: d.VerdictKind.PREEMPTED, AllocationEndCause.TIME_LIMIT: d.VerdictKind.TIME_LIMIT,
+    AllocationEndCause.NODE_LOST: d.VerdictKind.NODE_LOST, AllocationEndCause.FAILED: d.VerdictKind.NODE_LOST,
 }  # fmt: skip
 
 SHORT_S = 8.0
@@ -46,7 +46,7 @@ class QueueBook:
         self.entered = False  # another allocation than the one that the attempt had its nodes of
         self.stopping_s = 0.0
         self.up: set[str] = set()
-        self.heard: set[Cause] = set()  # of what allocations were said to end
+        self.heard: set[AllocationEndCause] = set()  # of what allocations were said to end
         self.clear: dict[str, int] = {}
 
     @property
@@ -84,8 +84,8 @@ class QueueBook:
             case _:
                 self._decided(news)
 
-    def _cancelled(self, cause: Cause) -> None:
-        if cause is Cause.CANCELLED and self.ledger.end is None:
+    def _cancelled(self, cause: AllocationEndCause) -> None:
+        if cause is AllocationEndCause.CANCELLED and self.ledger.end is None:
             self.ledger.cancelled = True
 
     def _decided(self, news: News) -> None:
@@ -122,14 +122,14 @@ class QueueBook:
     def _judges(self, verdict: d.Verdict) -> None:
         """What is put down to the queue is what was heard of it, or a supervisor that was lost."""
         if verdict.signature.cause is not d.FailureCause.ALLOCATION:
-            self._must(verdict.kind is not d.Kind.PREEMPTED, f"nobody preempted it: {verdict}")
+            self._must(verdict.kind is not d.VerdictKind.PREEMPTED, f"nobody preempted it: {verdict}")
             return
-        late = verdict.kind is d.Kind.TIME_LIMIT and not self.entered
+        late = verdict.kind is d.VerdictKind.TIME_LIMIT and not self.entered
         lease = self.world.night.lease
         assert lease is not None
         self._must(not late or verdict.retry == (lease.requeues and not self.is_over), f"goes on: {verdict}")
         known = {KINDS[cause] for cause in self.heard if cause in KINDS}
-        lost = verdict.kind is d.Kind.NODE_LOST and self.entered
+        lost = verdict.kind is d.VerdictKind.NODE_LOST and self.entered
         self._must(verdict.kind in known or lost, f"not heard, only {known}: {verdict}")
 
     def _stops(self, at: float, stop: orders.Stop) -> None:
@@ -137,7 +137,7 @@ class QueueBook:
         attempt, lease = self.ledger.tries[-1], self.world.night.lease
         assert lease is not None
         verdict = attempt.verdict
-        free = verdict is not None and verdict.kind in (d.Kind.PREEMPTED, d.Kind.TIME_LIMIT)
+        free = verdict is not None and verdict.kind in (d.VerdictKind.PREEMPTED, d.VerdictKind.TIME_LIMIT)
         here = free and not self.entered
         self._must(stop.saves == here, f"whole {here}: {stop}")
         ends_at = self.ending.ends_at if self.ending is not None else None
@@ -147,7 +147,7 @@ class QueueBook:
             least_s = self.world.night.limits.break_grace_s
             since_s = min(at, self.stopping_s)  # an order that is given again ends nothing later
             most_s = min(lease.grace_s, max(least_s, ends_at - since_s))
-            by_itself = self.ending is not None and self.ending.cause is Cause.REQUEUED
+            by_itself = self.ending is not None and self.ending.cause is AllocationEndCause.REQUEUED
             whole_s = not here or not by_itself or abs(stop.grace_s - most_s) < ROUNDING_S
             self._must(whole_s, f"{most_s:.1f} s, since the queue puts it back by itself: {stop}")
             self._must(stop.grace_s <= max(least_s, ends_at - since_s), f"until {ends_at:.1f}: {stop}")
@@ -157,7 +157,7 @@ class QueueBook:
         attempt, clock = self.ledger.tries[-1], self.world.clock
         cause = attempt.verdict.signature.cause if attempt.verdict is not None else None
         placement = cause is d.FailureCause.PLACEMENT
-        lost = attempt.verdict is not None and attempt.verdict.kind is d.Kind.NODE_LOST
+        lost = attempt.verdict is not None and attempt.verdict.kind is d.VerdictKind.NODE_LOST
         out = self.ledger.pool.barred if self.ledger.pool is not None else {}
         few = len(self.up - set(out)) < self.world.nodes
         could_leave = (placement or (lost and few)) and not self.entered
@@ -168,7 +168,11 @@ class QueueBook:
         self._must(judged, f"for no reason: {decision}")
         lease = self.world.night.lease
         assert lease is not None
-        late = self.ending is not None and self.ending.cause is Cause.TIME_LIMIT and not lease.requeues
+        late = (
+            self.ending is not None
+            and self.ending.cause is AllocationEndCause.TIME_LIMIT
+            and not lease.requeues
+        )
         self._must(not late, f"its time is over: {decision}")
         ends_at = self.ending.ends_at if self.ending is not None else None
         waited_s = clock - self.stopping_s + ROUNDING_S

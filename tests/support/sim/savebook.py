@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
-from orchestrator.core.checkpoints.choice import Checkpoint
-from orchestrator.core.checkpoints.save import Save, SaveState
+from orchestrator.core.checkpoints.checkpoint import CheckpointRecord, CheckpointState
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
 from orchestrator.core.observations import Failure
 from orchestrator.core.wire import reports
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PASSED_MAX = 20
 """So many saves that were passed over are named."""
 
-OWN_KINDS = (d.Kind.CRASH, d.Kind.OOM)
+OWN_KINDS = (d.VerdictKind.CRASH, d.VerdictKind.OOM)
 """How ranks end that cannot load a save."""
 
 
@@ -40,7 +40,7 @@ class SaveBook:
             0  # the save that a person has named, and the last attempt before that
         )
         self.named_before: list[tuple[int, int]] = []
-        self.asked: d.CompareSave | None = None  # the comparison under way
+        self.asked: d.CompareCheckpoint | None = None  # the comparison under way
         self.proved: tuple[int, int] | None = None  # after which attempt which save was found whole
         self.given_up: dict[int, bool] = {}  # and whether an attempt has got further since
         self.loading: dict[int, str] = {}  # what ranks of the present attempt were loading when they died
@@ -57,13 +57,13 @@ class SaveBook:
 
     # The contract
 
-    def newest(self, without: int = 0) -> Save | None:
+    def newest(self, without: int = 0) -> CheckpointRecord | None:
         """Return the whole save that counts: the last of the latest attempt, unless an earlier attempt got further; after
         a person has named one, that one and what later attempts wrote."""
-        last: dict[int, Save] = {}
+        last: dict[int, CheckpointRecord] = {}
         for save in self._known():
-            is_named = save.number == self.named and save.state is SaveState.DISTRUSTED
-            if (save.state is SaveState.WHOLE or is_named) and save.number != without:
+            is_named = save.number == self.named and save.state is CheckpointState.DISTRUSTED
+            if (save.state is CheckpointState.WHOLE or is_named) and save.number != without:
                 last[save.attempt] = max(save, last.get(save.attempt, save), key=lambda one: one.number)
         later = {attempt: save for attempt, save in last.items() if save.number != self.named}
         return max((later or last).values(), key=lambda save: (save.step or 0, save.attempt), default=None)
@@ -76,7 +76,7 @@ class SaveBook:
             return bool(self.named)
         return self.world.night.sharded and save.world_size != size
 
-    def _known(self) -> list[Save]:
+    def _known(self) -> list[CheckpointRecord]:
         saves = self.world.save_desk.saves.values()
         return [
             save
@@ -99,29 +99,29 @@ class SaveBook:
                 save and number == len(self.ledger.tries)
             ):
                 self.not_whole.add(save)
-            case d.CompareSave():
+            case d.CompareCheckpoint():
                 self._asks(news)
-            case e.SaveCompared():
+            case e.CheckpointCompared():
                 asked = self.asked
                 if asked is not None and (news.attempt, news.save) == (asked.attempt, asked.save):
                     self.asked = None
                     self.proved = None if news.fault else (news.attempt, news.save)
-            case d.DistrustSave():
+            case d.DistrustCheckpoint():
                 self._distrusts(news)
             case _:
                 pass
 
-    def _asks(self, order: d.CompareSave) -> None:
+    def _asks(self, order: d.CompareCheckpoint) -> None:
         """What is compared is what the next attempt would begin from; all of its bytes where they may have suffered."""
         newest, last = self.newest(), self.ledger.tries[-1]
         self._must(self.asked is None, f"one is being compared: {order}")
         self._must(order.save == (newest.number if newest else 0), f"newest is {newest}: {order}")
-        lost = last.verdict is not None and last.verdict.kind is d.Kind.NODE_LOST
+        lost = last.verdict is not None and last.verdict.kind is d.VerdictKind.NODE_LOST
         resumed = self.ledger.forgiven == len(self.ledger.tries)
         self._must(order.deep or not (lost or resumed), f"all bytes are to be compared: {order}")
         self.asked, self.proved = order, None
 
-    def _distrusts(self, decision: d.DistrustSave) -> None:
+    def _distrusts(self, decision: d.DistrustCheckpoint) -> None:
         """Only a save that could not be loaded is given up, and only for another one from which an attempt follows."""
         last = self.ledger.tries[-1]
         self._must(self._begun(last) == decision.save, f"{last.begun}: {decision}")
@@ -144,8 +144,8 @@ class SaveBook:
         if resume is None or verdict is None:
             return False
         named = any(self.loading.get(rank) == resume.path for rank in verdict.ranks)
-        is_named = named and verdict.kind is d.Kind.CRASH
-        return is_named or (resume.save in self.not_whole and verdict.kind is d.Kind.LAUNCH)
+        is_named = named and verdict.kind is d.VerdictKind.CRASH
+        return is_named or (resume.save in self.not_whole and verdict.kind is d.VerdictKind.LAUNCH)
 
     def _is_alike(self, attempt: Try) -> bool:
         """Tell whether an attempt and the one before it ended alike, from one save, before any step."""
@@ -193,14 +193,14 @@ class SaveBook:
                 others is None or save == self.named, f"save {save} could not be loaded, and is trusted"
             )
 
-    def _passes(self, decision: d.BeginAttempt, save: Save | None) -> None:
+    def _passes(self, decision: d.BeginAttempt, save: CheckpointRecord | None) -> None:
         """Every newer save that was not chosen is named, up to the newest whole one of an attempt that got less far."""
         place = (save.attempt, save.number) if save is not None else (0, 0)
         newer = [one for one in self._known() if (one.attempt, one.number) > place]
         newer.sort(key=lambda one: (one.attempt, one.number), reverse=True)
-        whole = [index for index, one in enumerate(newer) if one.state is SaveState.WHOLE]
+        whole = [index for index, one in enumerate(newer) if one.state is CheckpointState.WHOLE]
         wanted = [one.number for one in newer[: whole[0] + 1 if whole else None]]
-        told = [one.save for one in decision.passed]
+        told = [one.save for one in decision.passed_over]
         self._must(told[: len(wanted)] == wanted[:PASSED_MAX], f"passed over were {wanted}: {decision}")
         self._must(set(told) <= {one.number for one in newer}, f"they are not newer: {decision}")
 
@@ -208,10 +208,10 @@ class SaveBook:
         """What was written out of step is given up, and nothing else but what was told."""
         for save in self.world.save_desk.saves.values():
             is_odd = self.ledger.desyncs.is_out_of_step(save)
-            is_given_up = save.number in self.given_up and save.state is SaveState.WHOLE
+            is_given_up = save.number in self.given_up and save.state is CheckpointState.WHOLE
             self._must(not is_given_up, f"it was given up, and another has helped: {save}")
-            self._must(not is_odd or save.state is not SaveState.WHOLE, f"it was out of step: {save}")
-            if save.state is SaveState.DISTRUSTED and save.number not in self.given_up:
+            self._must(not is_odd or save.state is not CheckpointState.WHOLE, f"it was out of step: {save}")
+            if save.state is CheckpointState.DISTRUSTED and save.number not in self.given_up:
                 self._must(is_odd or save.number == self.named, f"for no reason: {save}")
 
     def resumed(self, news: e.ResumeRequested) -> None:
@@ -257,6 +257,6 @@ class SaveBook:
         named."""
         last, verdict = self.ledger.tries[-1], self.ledger.tries[-1].verdict
         is_own = verdict is not None and verdict.signature.kind in OWN_KINDS
-        is_stuck = verdict is not None and verdict.kind is d.Kind.NO_PROGRESS
+        is_stuck = verdict is not None and verdict.kind is d.VerdictKind.NO_PROGRESS
         made = any(map(self._made, self.ledger.tries[-2:]))
         return is_own and is_stuck and not made and self._begun(last) not in (0, self.named)

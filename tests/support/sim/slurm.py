@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.core.planned import PlannedNode
-from orchestrator.core.shown import Cause
+from orchestrator.core.plan_types import PlannedNode
+from orchestrator.core.status_types import AllocationEndCause
 from tests.support.brain_story import planned_node
 
 from .boss import Boss
@@ -93,7 +93,9 @@ class Slurm:
             world.after(warn_s, self._warn, self.given)
             world.after(self.lease.stay_s, self._limit, self.given)
         if self.late_word not in ("", self.allocation):
-            world.requests.append(e.AllocationEnded(0.0, 0, self.late_word, Cause.FAILED, "not in the queue"))
+            world.requests.append(
+                e.AllocationEnded(0.0, 0, self.late_word, AllocationEndCause.FAILED, "not in the queue")
+            )
             self.late_word = ""
         self._bring_boss(Boss(world))
 
@@ -107,7 +109,11 @@ class Slurm:
             return
         self.warned = boss
         ends_at = world.clock + self.lease.stay_s - (self.lease.stay_s - self.lease.grace_s - SIGNAL_S - 2.0)
-        boss.hear(e.AllocationEnding(0.0, self.allocation, Cause.TIME_LIMIT, "the limit is near", ends_at))
+        boss.hear(
+            e.AllocationEnding(
+                0.0, self.allocation, AllocationEndCause.TIME_LIMIT, "the limit is near", ends_at
+            )
+        )
 
     def _limit(self, given: int) -> None:
         """The time is over; who had been warned and goes back to the queue has done so before."""
@@ -117,24 +123,30 @@ class Slurm:
         warned = self.warned is world.boss and world.boss.alive and not world.jumped_s
         if warned and world.ledger.end is None and self.lease.requeues and not world.ledger.cancelled:
             raise Violation("the job has not gone back to the queue before its time limit")
-        self._finish("TIMEOUT", Cause.TIME_LIMIT)
+        self._finish("TIMEOUT", AllocationEndCause.TIME_LIMIT)
 
     def strike(self, fault: Fault) -> None:
         """Let what a queue does befall the job, if it has nodes or waits for some."""
         match fault.harm:
             case Harm.PREEMPTED if self.nodes:
                 self._signal(
-                    Cause.PREEMPTED, "by a job of higher priority", lambda: self._requeue(self.given)
+                    AllocationEndCause.PREEMPTED,
+                    "by a job of higher priority",
+                    lambda: self._requeue(self.given),
                 )
             case Harm.REQUEUED if self.nodes:
-                self._signal(Cause.REQUEUED, "by root", lambda: self._requeue(self.given))
+                self._signal(AllocationEndCause.REQUEUED, "by root", lambda: self._requeue(self.given))
             case Harm.SCANCEL if self.nodes:
-                self._signal(Cause.CANCELLED, "by root", lambda: self._finish("CANCELLED", Cause.CANCELLED))
+                self._signal(
+                    AllocationEndCause.CANCELLED,
+                    "by root",
+                    lambda: self._finish("CANCELLED", AllocationEndCause.CANCELLED),
+                )
             case Harm.SCANCEL if self.pending:
-                self._finish("CANCELLED", Cause.CANCELLED)
+                self._finish("CANCELLED", AllocationEndCause.CANCELLED)
             case Harm.STALE_WORD if self.nodes:
                 self.world.request(
-                    e.AllocationEnded(0.0, 0, self.allocation, Cause.FAILED, "not in the queue")
+                    e.AllocationEnded(0.0, 0, self.allocation, AllocationEndCause.FAILED, "not in the queue")
                 )
             case Harm.LATE_WORD if self.nodes:
                 self.late_word = self.allocation
@@ -143,7 +155,7 @@ class Slurm:
             case _:
                 pass
 
-    def _signal(self, cause: Cause, why: str, then: Callable[[], None]) -> None:
+    def _signal(self, cause: AllocationEndCause, why: str, then: Callable[[], None]) -> None:
         """TERM to everything, after a while KILL. Keepers and agents ignore TERM; the supervisor asks why it came."""
         world = self.world
         given, boss, killed_s = self.given, world.boss, world.now + self.lease.kill_s
@@ -217,13 +229,13 @@ class Slurm:
         self.pending = True
         self._wait()
 
-    def _finish(self, state: str, cause: Cause) -> None:
+    def _finish(self, state: str, cause: AllocationEndCause) -> None:
         """The job is in the queue no more; the submit side sees that after a while."""
         self._take(state)
         self.pending, self.over = False, True
         self.world.after(self.world.rng.uniform(1.0, LOOK_S), self._tell, self.number, cause, state)
 
-    def _tell(self, number: int, cause: Cause, state: str) -> None:
+    def _tell(self, number: int, cause: AllocationEndCause, state: str) -> None:
         world = self.world
         if number == self.number and self.over and world.ledger.end is None and not world.boss.alive:
             world.requests.append(e.AllocationEnded(0.0, 0, self.allocation, cause, state))
@@ -256,7 +268,7 @@ class Slurm:
     def cancelled(self) -> None:
         """A job that waits is cancelled in the queue, too."""
         if self.pending:
-            self._finish("CANCELLED", Cause.CANCELLED)
+            self._finish("CANCELLED", AllocationEndCause.CANCELLED)
 
     def resumed(self) -> None:
         """An ended job is submitted anew."""

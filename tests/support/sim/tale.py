@@ -7,10 +7,10 @@ import enum
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import News
-from orchestrator.core.checkpoints.choice import Checkpoint, Passed
-from orchestrator.core.checkpoints.save import Save
-from orchestrator.core.planned import PlannedNode
-from orchestrator.core.shown import Frame
+from orchestrator.core.checkpoints.checkpoint import CheckpointRecord
+from orchestrator.core.checkpoints.resume_choice import Checkpoint, SkippedCheckpoint
+from orchestrator.core.plan_types import PlannedNode
+from orchestrator.core.status_types import Frame
 from orchestrator.journal.journal_file import content
 
 from .world import World
@@ -49,12 +49,12 @@ def _value(value: object) -> str:
         return f"{value.save}:{value.path}@{value.step}"
     if isinstance(value, Frame):
         return str(value)
-    if isinstance(value, Save):
+    if isinstance(value, CheckpointRecord):
         why = f" ({value.why})" if value.why else ""
-        more = f" coming from {value.places[0].host}" if value.is_coming else ""
+        more = f" coming from {value.locations[0].host}" if value.is_in_transit else ""
         more += f" compared by {value.compared}" if value.compared and not why else ""
         return f"{value.number}:{value.main}@{value.step} {value.state.value}{more}{why}"
-    if isinstance(value, Passed):
+    if isinstance(value, SkippedCheckpoint):
         return f"{value.save}:{value.main} {value.why}"
     if isinstance(value, d.Verdict):
         ranks = ",".join(map(str, value.ranks)) or "-"

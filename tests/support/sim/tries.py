@@ -30,10 +30,10 @@ class Try:
     scripts: list[str] = field(default_factory=list)
 
 
-def fault(attempt: Try) -> tuple[d.Signature, int] | None:
+def fault(attempt: Try) -> tuple[d.FailureSignature, int] | None:
     """Name an attempt's own failure, None if it had none: what happened, and after how many of its steps."""
     verdict = attempt.verdict
-    own = (d.Kind.CRASH, d.Kind.OOM, d.Kind.NO_PROGRESS)
+    own = (d.VerdictKind.CRASH, d.VerdictKind.OOM, d.VerdictKind.NO_PROGRESS)
     if verdict is None or verdict.kind not in own or not verdict.ranks:
         return None
     count = attempt.counts.get(verdict.ranks[0], 0)

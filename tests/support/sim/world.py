@@ -15,10 +15,10 @@ from typing import Any
 
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.events import Planned
-from orchestrator.core.checkpoints.choice import Checkpoint
-from orchestrator.core.checkpoints.save import SaveState
+from orchestrator.core.checkpoints.checkpoint import CheckpointState
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
 from orchestrator.core.observations import Activity
-from orchestrator.core.planned import PlannedNode
+from orchestrator.core.plan_types import PlannedNode
 
 from .boss import Boss, Killed
 from .gang import RANK_HARMS, Gang, Rank, harm_rank
@@ -241,7 +241,7 @@ class World:
         """Damage or delete one of the newest saves, as long as no rank lives and the next attempt has not begun."""
         if self.ledger.tries[-1].number != attempt or any(host.living() for host in self.hosts):
             return
-        whole = [save.main for save in self.save_desk.saves.values() if save.state is SaveState.WHOLE]
+        whole = [save.main for save in self.save_desk.saves.values() if save.state is CheckpointState.WHOLE]
         if not whole:
             return
         path = self.save_rng.choice(whole[-2:])

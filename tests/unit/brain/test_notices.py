@@ -9,10 +9,10 @@ import pytest
 from orchestrator.brain import notices
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.decisions import Topic
-from orchestrator.core.checkpoints.save import SaveState, StepSource
+from orchestrator.brain.model.decisions import NoticeTopic
+from orchestrator.core.checkpoints.checkpoint import CheckpointState, StepSource
 from orchestrator.core.observations import Failure, Framework
-from orchestrator.core.shown import Measured, Training
+from orchestrator.core.status_types import ReportedNumber, Training
 from orchestrator.core.wire import reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from tests.support.brain_story import Story, only, save
@@ -41,7 +41,7 @@ def test_ranks_that_train_alone_are_named_once_with_the_line_that_mends_it() -> 
     story = running()
     assert not beats(story, (29, TORCH), (40, TORCH))
     (notice,) = beats(story, (30, TORCH), (41, TORCH))
-    assert notice.topic is Topic.ALONE
+    assert notice.topic is NoticeTopic.ALONE
     assert notice.why == "2 ranks train alone: none has formed a process group after 30 steps"
     together = "torch.distributed.init_process_group() and DistributedDataParallel(model)"
     assert notice.fix == f"if they are to train together, {together}"
@@ -84,7 +84,7 @@ def test_a_notice_is_taken_back_when_a_group_is_formed_late() -> None:
     story = running()
     assert beats(story, (30, TORCH), (30, TORCH))
     (notice,) = beats(story, (50, None), (50, TORCH))
-    assert (notice.withdrawn, notice.why) == (True, notices.NO_LONGER_ALONE)
+    assert (notice.withdrawn, notice.why) == (True, notices.RANKS_CONNECTED)
     assert not beats(story, (51, None), (51, None))
 
 
@@ -115,11 +115,11 @@ def told(story: Story, step: int, training: Training) -> list[d.Notice]:
 
 def test_a_loss_that_is_not_finite_is_said_once_and_taken_back() -> None:
     story = running()
-    assert not told(story, 50, Training(Measured(0.3)))
-    (notice,) = told(story, 60, Training(Measured(math.nan)))
-    assert (notice.topic, notice.why) == (Topic.LOSS, "loss is nan, seen from step 60 on")
-    assert not told(story, 80, Training(Measured(math.nan)))
-    (notice,) = told(story, 90, Training(Measured(0.25)))
+    assert not told(story, 50, Training(ReportedNumber(0.3)))
+    (notice,) = told(story, 60, Training(ReportedNumber(math.nan)))
+    assert (notice.topic, notice.why) == (NoticeTopic.LOSS, "loss is nan, seen from step 60 on")
+    assert not told(story, 80, Training(ReportedNumber(math.nan)))
+    (notice,) = told(story, 90, Training(ReportedNumber(0.25)))
     assert (notice.withdrawn, notice.why) == (True, "loss is 0.25 again")
 
 
@@ -167,17 +167,17 @@ def test_a_training_that_made_no_step_is_said_with_its_last_line() -> None:
     assert ended(running(), Failure("", "", "", None), None) == [said]
     assert not ended(running(), None, None)
     story = running()
-    told(story, 0, Training(Measured(0.1)))  # it trains without an optimizer of torch
+    told(story, 0, Training(ReportedNumber(0.1)))  # it trains without an optimizer of torch
     assert not ended(story, last, last)
 
 
 # Stated steps.
 
 
-def stated(count: int, step: int, source: StepSource = StepSource.STATED) -> e.SaveChanged:
+def stated(count: int, step: int, source: StepSource = StepSource.STATED) -> e.CheckpointChanged:
     """Return a save after so many steps that states this one."""
     held = step if source is StepSource.STATED else count
-    return e.SaveChanged(
+    return e.CheckpointChanged(
         0.0, save(held, main=f"checkpoint-{step}", steps=count, stated=step, step_source=source)
     )
 
@@ -185,7 +185,7 @@ def stated(count: int, step: int, source: StepSource = StepSource.STATED) -> e.S
 def test_a_stated_step_that_differs_from_the_counted_one_is_said_once() -> None:
     story = running(1)
     notice = only(story.hear(stated(1000, 500)), d.Notice)
-    assert notice.topic is Topic.STEPS
+    assert notice.topic is NoticeTopic.STEPS
     assert notice.why.startswith("checkpoint-500 says step 500, orch counted 1,000:")
     assert not story.hear(stated(2000, 1000))
 
@@ -200,7 +200,7 @@ def test_numbers_that_are_not_taken_for_the_jobs_step_are_no_difference() -> Non
     assert not running(1).hear(stated(150, 50, StepSource.COUNTED))
 
 
-@pytest.mark.parametrize("state", [SaveState.OPEN, SaveState.TORN])
-def test_a_save_that_is_not_whole_says_nothing_of_steps(state: SaveState) -> None:
+@pytest.mark.parametrize("state", [CheckpointState.OPEN, CheckpointState.TORN])
+def test_a_save_that_is_not_whole_says_nothing_of_steps(state: CheckpointState) -> None:
     unfinished = save(500, state=state, steps=1000, stated=500, step_source=StepSource.STATED)
-    assert not running(1).hear(e.SaveChanged(0.0, unfinished))
+    assert not running(1).hear(e.CheckpointChanged(0.0, unfinished))

@@ -33,7 +33,7 @@ def test_a_rank_that_is_slow_for_long_is_remarked_once_with_factor_and_host() ->
     for count in range(100, 800, 100):
         said += report(story, [0.1, 0.1, 0.18, 0.11], count)
     remark = only(said, d.Notice)
-    assert (remark.topic, remark.key) == (d.Topic.SLOW, "2")
+    assert (remark.topic, remark.key) == (d.NoticeTopic.SLOW, "2")
     assert remark.why == "slow: rank 2 on n2, 1.8 x its peers (180 ms a step) since step 100"
     assert [rank.rank for rank in stragglers.slow_ranks(story.brain.facts)] == [2]
 
@@ -68,6 +68,6 @@ def test_in_a_large_job_peers_are_taken_from_all_of_it() -> None:
     beats = [RankHeartbeat(rank, 1, "S", 0, 0.0, own_work_s=work_s) for rank, work_s in enumerate(works_s)]
     facts = Facts(ranks={one.rank: RankFacts(one.rank, "n", RankState.ALIVE, beat=one) for one in beats})
     for rank in (1, size - 2):
-        stragglers.note(facts, facts.ranks[rank], 1.0)
+        stragglers.compare_work(facts, facts.ranks[rank], 1.0)
     assert facts.ranks[1].straggler is not None and facts.ranks[1].straggler.peers_s == 0.1
     assert facts.ranks[size - 2].straggler is None

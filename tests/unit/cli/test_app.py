@@ -21,7 +21,7 @@ import pytest
 
 from orchestrator.cli import app, group
 from orchestrator.client.job import Job
-from orchestrator.core.jobdir.home import jobs as jobs_of
+from orchestrator.core.jobdir.home import list_jobs as jobs_of
 from orchestrator.core.jobdir.layout import JobDir
 from tests.support import folders, jobs, verbs
 from tests.support.cluster import small_torch

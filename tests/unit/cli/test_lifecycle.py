@@ -31,7 +31,7 @@ BATCH = {"per_device": 16, "accumulation": 4}
 def test_another_effective_batch_is_told_with_both_numbers(
     before: dict[str, Any], after: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lifecycle._warn_of_batch(jobs.plan(**before), jobs.plan(**after))
+    lifecycle._warn_about_batch(jobs.plan(**before), jobs.plan(**after))
     err = capsys.readouterr().err
     assert said in err and bool(said) == bool(err)
 
@@ -42,7 +42,7 @@ def test_another_effective_batch_is_told_with_both_numbers(
 def test_a_resume_behind_its_total_is_warned_of(
     total: int | None, step: int | None, said: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lifecycle._warn_of_total(total, step)
+    lifecycle._warn_about_total(total, step)
     warning = "warning: total_steps is 700, and the job resumes at step 2,000\n"
     assert capsys.readouterr().err == (warning if said else "")
 

@@ -84,7 +84,7 @@ def test_a_suspicion_is_told_once_and_so_is_its_end(
 def test_programs_get_a_line_of_json_for_each_change_of_suspicion(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = _watched(tmp_path, live.changes, capsys)
+    lines = _watched(tmp_path, live.print_changes, capsys)
     told = [(one["state"], bool(one["suspicion"])) for one in map(json.loads, lines)]
     assert told == [("RUNNING", False), ("RUNNING", True), ("RUNNING", False), ("SUCCEEDED", False)]
 
@@ -93,11 +93,11 @@ def test_why_an_attempt_ended_is_told_once(tmp_path: Path, capsys: pytest.Captur
     known = replace(jobs.status(RUNNING), dir="")
     end = f"crash: rank 1 on node-0: RuntimeError: loss is NaN at {jobs.ROOT}/code/train.py:10 inner"
     job = Job(folders.make(tmp_path, jobs.crashed_once()))
-    tell = live._Changes("gpt", with_end=False)
-    assert live._transition(job, 2, tell.told) == f"from {jobs.CKPT}; attempt 1 ended: {end}"
+    tell = live._ChangePrinter("gpt", with_end=False)
+    assert live._transition_text(job, 2, tell.told) == f"from {jobs.CKPT}; attempt 1 ended: {end}"
     tell(replace(known, state="RESTARTING", reason=end))
     tell(replace(known, state="RESTARTING", attempt=2, reason=f"restarting after {end}"))
-    assert live._transition(job, 2, tell.told) == f"from {jobs.CKPT}"
+    assert live._transition_text(job, 2, tell.told) == f"from {jobs.CKPT}"
     tell(replace(known, state="STOPPING", attempt=2, reason=end))  # the end tells it
     first, second, third = capsys.readouterr().out.splitlines()
     assert first.endswith(end)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import app
-from orchestrator.client import saves
+from orchestrator.client import job_checkpoints
 from orchestrator.client.job import Job
 from orchestrator.core.jobdir import start_folder
 from orchestrator.core.jobdir.layout import JobDir
@@ -26,7 +26,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
 
 
 def _adopt(job: JobDir) -> None:
-    saves.find(job, Job(job).plan(), {}, "mine.pt")
+    job_checkpoints.find_checkpoint(job, Job(job).plan(), {}, "mine.pt")
 
 
 def test_a_file_of_no_rank_is_offered_with_the_line_that_begins_from_it(
@@ -42,7 +42,7 @@ def test_a_file_of_no_rank_is_offered_with_the_line_that_begins_from_it(
 
 def test_folder_says_where_all_of_a_job_lies(job: JobDir, capsys: pytest.CaptureFixture[str]) -> None:
     (job.code / "results").symlink_to(job.root.parents[1])
-    start_folder.note_brought(job, [Path("train.py")])
+    start_folder.record_snapshot_files(job, [Path("train.py")])
     saved_files.write(job.code / "out" / "metrics.csv", b"loss")
     _adopt(job)
     assert app.run(["folder"]) == 0
@@ -54,7 +54,7 @@ def test_folder_says_where_all_of_a_job_lies(job: JobDir, capsys: pytest.Capture
         ["logs", str(job.logs)],
     ]
     assert app.run(["folder", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == saves.folders(job)
+    assert json.loads(capsys.readouterr().out) == job_checkpoints.job_folders(job)
 
 
 def test_a_damaged_line_of_the_ledger_is_told_beside_the_table(

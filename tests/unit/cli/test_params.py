@@ -15,10 +15,10 @@ from orchestrator.programs.json_schemas import OUTPUTS
 from orchestrator.spec import load
 
 
-@pytest.mark.parametrize("verb", params.MEANT)
+@pytest.mark.parametrize("verb", params.VERB_HINTS)
 def test_a_verb_of_another_tool_is_answered_with_ours(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run([verb, "gpt"]) == 2
-    assert params.MEANT[verb] in capsys.readouterr().err
+    assert params.VERB_HINTS[verb] in capsys.readouterr().err
     assert verb not in params.VERBS
 
 

@@ -39,7 +39,7 @@ def test_a_pipe_gets_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_terminal_gets_colours_and_the_same_words(tty: io.TextIOWrapper) -> None:
     assert terminal.has_colour(tty)
-    assert terminal.painted(LINES) == "\x1b[1;31mFAILED\x1b[0m  attempt 2\nplain\n\n"
+    assert terminal.paint(LINES) == "\x1b[1;31mFAILED\x1b[0m  attempt 2\nplain\n\n"
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
@@ -58,11 +58,11 @@ def test_an_empty_no_color_means_colours(tty: io.TextIOWrapper, monkeypatch: pyt
 def test_every_style_that_is_used_is_known() -> None:
     told = jobs.told([*jobs.crashed_once(), *jobs.crash(2, 12.0, 3, 23)])
     styles = [Cell("x", style) for style in cells.STYLES.values()]
-    assert terminal.painted([tuple(styles), *post_mortem.post_mortem(told)]).count("\x1b[0m") > len(styles)
+    assert terminal.paint([tuple(styles), *post_mortem.post_mortem(told)]).count("\x1b[0m") > len(styles)
 
 
 def test_a_complaint_is_red_on_a_terminal_only_and_harmless(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.complain("job.yaml:7: nodes\x1b[2J\n  fix: less")
+    terminal.print_error("job.yaml:7: nodes\x1b[2J\n  fix: less")
     assert capsys.readouterr().err == "job.yaml:7: nodes\\x1b[2J\n  fix: less\n"
 
 

@@ -9,8 +9,14 @@ from typing import Any
 from orchestrator.client.job import Job
 from orchestrator.core import codec
 from orchestrator.core.checkpoints import disk
+from orchestrator.core.checkpoints.checkpoint import (
+    START_PREFIX,
+    CheckpointFile,
+    CheckpointRecord,
+    FileLocation,
+    StepSource,
+)
 from orchestrator.core.checkpoints.ledger import Ledger
-from orchestrator.core.checkpoints.save import START, Piece, Place, Save, StepSource
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from tests.support import folders, jobs, saved_files
@@ -42,7 +48,7 @@ class Shelf:
         """Change fields of the plan."""
         self.job.plan.write_text(codec.dumps(dataclasses.replace(self.plan, **fields)))
 
-    def add(self, step: int, files: dict[str, bytes] | None = None, **fields: Any) -> Save:
+    def add(self, step: int, files: dict[str, bytes] | None = None, **fields: Any) -> CheckpointRecord:
         """Write the files of a save, and enter it; `fields` are those that differ. `prefix`: what its key begins with."""
         number = self._book.next_number
         files = files or {f"step-{step}.pt": state(step)}
@@ -50,7 +56,7 @@ class Shelf:
         pieces = []
         for name, data in files.items():
             path = write(root / name, data, NOW_NS + number * S)
-            pieces.append(Piece(name, len(data), NOW_NS + number * S, disk.sha256(path)))
+            pieces.append(CheckpointFile(name, len(data), NOW_NS + number * S, disk.sha256(path)))
         main = fields.pop("main", next(iter(files)))
         known = {
             "key": prefix + main,
@@ -60,24 +66,24 @@ class Shelf:
             "stated": step,
             "step_source": StepSource.STATED,
         }
-        place = Place("", str(root))
+        place = FileLocation("", str(root))
         more = {"pieces": tuple(pieces), "places": (place,), "written_ns": NOW_NS + number * S}
         save = saved_files.saved(number, **{"main": main, "world_size": 4, **known, **more, **fields})
         self.change(save)
         return save
 
-    def add_at_start(self, step: int, files: dict[str, bytes], **fields: Any) -> Save:
+    def add_at_start(self, step: int, files: dict[str, bytes], **fields: Any) -> CheckpointRecord:
         """Write and enter a save where the ranks start."""
-        return self.add(step, files, root=self.job.code, prefix=START, **fields)
+        return self.add(step, files, root=self.job.code, prefix=START_PREFIX, **fields)
 
-    def change(self, save: Save) -> None:
+    def change(self, save: CheckpointRecord) -> None:
         """Enter what has changed of a save."""
         self._book.put(save)
         self._book.flush()
 
-    def keep(self, save: Save) -> None:
+    def keep(self, save: CheckpointRecord) -> None:
         """Keep a save, as the supervisor does against its script."""
-        assert disk.keep(save, self.folder / disk.KEPT / str(save.number), copies=True)
+        assert disk.keep_copy(save, self.folder / disk.KEPT_FOLDER / str(save.number), copies=True)
 
 
 def flip(path: Path) -> None:

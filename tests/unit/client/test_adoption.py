@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.client import adoption, saves
-from orchestrator.core.checkpoints.save import Closing, Content, Format, Place, Save, SaveState, StepSource
+from orchestrator.client import adoption, job_checkpoints
+from orchestrator.core.checkpoints.checkpoint import (
+    CheckpointRecord,
+    CheckpointState,
+    CompletionReason,
+    Content,
+    FileLocation,
+    Format,
+    StepSource,
+)
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.plan import PlannedSsh
@@ -24,7 +32,7 @@ def shelf(tmp_path: Path) -> Shelf:
     return shelf
 
 
-def _adopt(shelf: Shelf, path: Path | str) -> Save:
+def _adopt(shelf: Shelf, path: Path | str) -> CheckpointRecord:
     return adoption.adopt(shelf.job, shelf.plan, shelf.folder / path)
 
 
@@ -35,17 +43,26 @@ def test_a_whole_file_is_entered_with_all_that_it_says_of_itself(shelf: Shelf) -
     write(shelf.folder / "mine" / "step-900.pt", state(900))
     save = _adopt(shelf, "mine/step-900.pt")
     assert (save.number, save.main, save.attempt, save.step) == (2, "mine/step-900.pt", 0, 900)
-    assert (save.format, save.content, save.closed_by) == (Format.TORCH, Content.STATE, Closing.ADOPTED)
+    assert (save.format, save.content, save.closed_by) == (
+        Format.TORCH,
+        Content.STATE,
+        CompletionReason.ADOPTED,
+    )
     assert save.step_source is StepSource.STATED and save.fits_any_size and save.is_hashed
-    assert saves.known(shelf.job)[2] == save, "it is on disk"
-    assert saves.find(shelf.job, shelf.plan, saves.known(shelf.job), "mine/step-900.pt") == save, "once"
+    assert job_checkpoints.load_checkpoints(shelf.job)[2] == save, "it is on disk"
+    assert (
+        job_checkpoints.find_checkpoint(
+            shelf.job, shelf.plan, job_checkpoints.load_checkpoints(shelf.job), "mine/step-900.pt"
+        )
+        == save
+    ), "once"
 
 
 def test_a_folder_of_another_name_is_one_save_with_all_that_is_below_it(shelf: Shelf, tmp_path: Path) -> None:
     there = tmp_path / "from_a_colleague"
     write_all(there, {"weights.safetensors": safetensors(), "more/optimizer.pt": torch_save(adam())})
     save = _adopt(shelf, there)
-    assert (save.main, save.path, len(save.pieces)) == ("from_a_colleague", str(there), 2)
+    assert (save.main, save.path, len(save.files)) == ("from_a_colleague", str(there), 2)
 
 
 def test_a_file_elsewhere_stands_for_the_files_of_its_step_beside_it(shelf: Shelf, tmp_path: Path) -> None:
@@ -56,20 +73,20 @@ def test_a_file_elsewhere_stands_for_the_files_of_its_step_beside_it(shelf: Shel
     }
     write_all(tmp_path / "old", files)
     save = _adopt(shelf, tmp_path / "old" / "model_7.pt")
-    assert (save.main, save.places[0].root, len(save.pieces)) == ("model_7.pt", str(tmp_path / "old"), 2)
+    assert (save.main, save.locations[0].root, len(save.files)) == ("model_7.pt", str(tmp_path / "old"), 2)
 
 
 def test_a_file_in_the_folder_of_a_save_elsewhere_stands_for_all_of_it(shelf: Shelf, tmp_path: Path) -> None:
     write_all(tmp_path / "old", distributed("step-7"))
     save = _adopt(shelf, tmp_path / "old" / "step-7" / "__0_0.distcp")
     assert (save.main, save.path, save.format) == ("step-7", str(tmp_path / "old" / "step-7"), Format.DCP)
-    assert len(save.pieces) == 3 and save.fits_any_size
+    assert len(save.files) == 3 and save.fits_any_size
 
 
 def test_files_of_ranks_fit_as_many_ranks_as_have_some(shelf: Shelf) -> None:
     write_all(shelf.folder, {f"model_5_rank_{rank}.pt": torch_save(Model()) for rank in range(3)})
     save = _adopt(shelf, "model_5_rank_1.pt")
-    assert (len(save.pieces), save.world_size, save.fits_any_size) == (3, 3, False)
+    assert (len(save.files), save.world_size, save.fits_any_size) == (3, 3, False)
 
 
 REFUSED = {
@@ -117,13 +134,13 @@ def test_what_hosts_would_not_get_has_to_be_copied_first(shelf: Shelf, tmp_path:
 def test_nothing_is_adopted_while_a_supervisor_writes_the_ledger(shelf: Shelf) -> None:
     write(shelf.folder / "foreign.pt", state(5))
     with (
-        locks.locked(shelf.job) as is_mine,
+        locks.hold_job_lock(shelf.job) as is_mine,
         pytest.raises(UserError, match="its supervisor is still running") as refused,
     ):
         assert is_mine
         _adopt(shelf, "foreign.pt")
     assert refused.value.fix == "resume from it after the job has ended"
-    assert list(saves.known(shelf.job)) == [1]
+    assert list(job_checkpoints.load_checkpoints(shelf.job)) == [1]
 
 
 # Offers
@@ -131,7 +148,7 @@ def test_nothing_is_adopted_while_a_supervisor_writes_the_ledger(shelf: Shelf) -
 
 def _offered(shelf: Shelf) -> dict[str, str]:
     """Return what is offered, each with why it is not whole."""
-    found = saves.offers(shelf.job, shelf.plan)
+    found = job_checkpoints.find_adoptable(shelf.job, shelf.plan)
     return {str(offer.path.relative_to(shelf.job.root)): offer.fault for offer in found}
 
 
@@ -141,7 +158,7 @@ def test_only_what_looks_like_a_save_and_is_not_in_the_ledger_is_offered(shelf: 
         ("tokenizer.json", b"{}"), ("tmp_8.pt", state(8)),
     ):  # fmt: skip
         write(shelf.folder / name, data)
-    shelf.add(20, state=SaveState.TORN, why="the attempt ended while it was written")
+    shelf.add(20, state=CheckpointState.TORN, why="the attempt ended while it was written")
     assert _offered(shelf) == {
         "checkpoints/foreign.pt": "",
         "checkpoints/torn.pt": "torn.pt is cut off: its zip has no end",
@@ -152,7 +169,10 @@ def test_a_save_that_was_damaged_is_told_beside_its_row_and_not_offered_again(sh
     write(shelf.folder / "step-10.pt", b"")
     assert _offered(shelf) == {}
     torn = shelf.add(
-        20, {"step-20.pt": state(20)[:200]}, state=SaveState.TORN, places=(Place("one", "/there"),)
+        20,
+        {"step-20.pt": state(20)[:200]},
+        state=CheckpointState.TORN,
+        places=(FileLocation("one", "/there"),),
     )
     assert _offered(shelf) == {}, "it has come from its host"
     write(shelf.folder / torn.main, state(20))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.process import keeper
+from orchestrator.agent.process import agent_monitor
 from orchestrator.client import cleanup
 from orchestrator.client.job import Job
 from orchestrator.core.host import process_tags
@@ -43,7 +43,7 @@ def test_tidy_says_what_is_left_and_why(tmp_path: Path) -> None:
     with unprivileged(tmp_path):
         job.root.chmod(0o555)
         said, left = cleanup.clean_local([Job(job)])
-        deleted, undeleted = cleanup.delete([Job(job)])
+        deleted, undeleted = cleanup.delete_jobs([Job(job)])
         job.root.chmod(0o755)
     assert (said, deleted) == ("", "")
     assert (
@@ -59,7 +59,7 @@ def test_a_process_that_cannot_be_ended_keeps_its_run_files(
 ) -> None:
     job = folders.failed(tmp_path)
     (job.root / "nodes" / "node-0").mkdir(parents=True)
-    monkeypatch.setattr(keeper, "clean_up_processes", lambda tag: [4711])
+    monkeypatch.setattr(agent_monitor, "clean_up_processes", lambda tag: [4711])
     said, left = cleanup.clean_local([Job(job)])
     assert said == "" and "process 4711" in left[job.id].lines()[0]
     assert (job.root / "nodes" / "node-0").exists()
@@ -69,7 +69,7 @@ def test_a_process_that_cannot_be_ended_keeps_its_run_files(
 def test_a_cleanup_ends_what_the_job_left_and_nothing_else_that_it_has_started(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
     (job.root / "nodes" / "node-0").mkdir(parents=True)
-    left = {**os.environ, process_tags.NAME: process_tags.of(job.root, "node-0")}
+    left = {**os.environ, process_tags.NAME: process_tags.make_tag(job.root, "node-0")}
     with (
         subprocess.Popen(["sleep", "60"]) as other,  # such as the supervisor of another job, revived just now
         subprocess.Popen(["sleep", "60"], env=left) as its_own,
@@ -92,10 +92,10 @@ def test_a_job_that_could_be_deleted_only_in_part_can_be_deleted_later(tmp_path:
     (job.checkpoints / "step-1.pt").touch()
     with unprivileged(tmp_path):
         job.checkpoints.chmod(0o555)
-        assert cleanup.delete([Job(job)])[0] == ""
+        assert cleanup.delete_jobs([Job(job)])[0] == ""
         job.checkpoints.chmod(0o755)
     assert job.plan.exists() and job.ended.exists() and list(job.checkpoints.iterdir())
-    assert cleanup.delete([Job(job)])[1] == {} and not job.root.exists()
+    assert cleanup.delete_jobs([Job(job)])[1] == {} and not job.root.exists()
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_a_job_that_could_be_deleted_only_in_part_can_be_deleted_later(tmp_path:
 )
 def test_a_job_that_is_resumed_while_clean_asks_is_not_deleted(tmp_path: Path, when: str, why: str) -> None:
     job = folders.failed(tmp_path)
-    with locks.resuming(job) if when == "meanwhile" else contextlib.nullcontext():
+    with locks.hold_resume_lock(job) if when == "meanwhile" else contextlib.nullcontext():
         if when == "before":
             job.ended.unlink()
         before = sorted(job.root.iterdir())
-        said, left = cleanup.delete([Job(job)])
+        said, left = cleanup.delete_jobs([Job(job)])
     assert said == "" and why in left[job.id].lines()[0]
     assert set(before) <= set(job.root.iterdir())
 
@@ -122,5 +122,5 @@ def test_only_jobs_that_ended_long_enough_ago_are_deleted(tmp_path: Path) -> Non
     os.utime(old.ended, (time.time() - 7200,) * 2)
     chosen = cleanup.older_than([Job(old), Job(new), Job(running)], 3600.0)
     assert [job.id for job in chosen] == [old.id]
-    assert cleanup.delete(chosen) == ("deleted 1 job (old)", {})
+    assert cleanup.delete_jobs(chosen) == ("deleted 1 job (old)", {})
     assert not old.root.exists() and new.root.exists()

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.client import collect, saves
-from orchestrator.client.collect import Arrivals, Collected
+from orchestrator.client import collect, job_checkpoints
+from orchestrator.client.collect import CollectedFiles, FetchTargets
 from orchestrator.client.job import Job
-from orchestrator.core.checkpoints.save import Piece, Save, SaveState
+from orchestrator.core.checkpoints.checkpoint import CheckpointFile, CheckpointRecord, CheckpointState
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import start_folder
 from orchestrator.core.jobdir.plan import PlannedSsh
-from orchestrator.supervisor.transfers.save_disk import Homes
+from orchestrator.supervisor.transfers.checkpoint_disk import LocalCheckpointFolders
 from tests.support import folders, jobs
 from tests.support.saved_files import write
 from tests.unit.client.shelf import S, Shelf, state
@@ -39,7 +39,7 @@ def test_collect_copies_logs_checkpoints_and_the_post_mortem_but_no_secrets(
     assert [(run["kind"], run["path"].removeprefix(f"{job.code}/")) for run in runs] == [
         ("tensorboard", "lightning_logs/version_0"), ("wandb", "wandb/offline-run-7"),
     ]  # fmt: skip
-    to = collect.collect(Job(job), tmp_path / "to" / "new").place
+    to = collect.collect(Job(job), tmp_path / "to" / "new").folder
     names = sorted(str(path.relative_to(to)) for path in to.rglob("*") if path.is_file())
     assert names == [
         "checkpoints/step-5.pt", "code/lightning_logs/version_0/events.out.tfevents.7.node",
@@ -51,7 +51,7 @@ def test_collect_copies_logs_checkpoints_and_the_post_mortem_but_no_secrets(
 
 def _collected(shelf: Shelf, tmp_path: Path, **how: bool) -> list[str]:
     """Return what is copied of a job's checkpoints, and of what lies where its ranks start."""
-    to = collect.collect(Job(shelf.job), tmp_path / "to", **how).place
+    to = collect.collect(Job(shelf.job), tmp_path / "to", **how).folder
     files = [path.relative_to(to) for path in to.rglob("*") if path.is_file()]
     return sorted(map(str, (file for file in files if file.parts[0] in ("checkpoints", "code"))))
 
@@ -61,13 +61,13 @@ def started(tmp_path: Path) -> Shelf:
     """Return a job whose ranks have saved and written where they start, beside what its snapshot brought."""
     shelf = Shelf(tmp_path)
     write(shelf.job.code / "data" / "brought.pt", state(1))
-    start_folder.note_brought(shelf.job, [Path("train.py"), Path("data/brought.pt")])
+    start_folder.record_snapshot_files(shelf.job, [Path("train.py"), Path("data/brought.pt")])
     shelf.add_at_start(10, {"out/s.pt": state(10)})
     shelf.add_at_start(
         20,
         {"out/step-1/a.pt": state(20)},
         main="out/step-1",
-        state=SaveState.DISTRUSTED,
+        state=CheckpointState.DISTRUSTED,
         why="no rank loads it",
     )
     write(shelf.job.code / "out" / "metrics.csv", b"loss")
@@ -84,7 +84,7 @@ def test_what_ranks_wrote_where_they_start_is_copied_and_what_was_brought_is_not
 
 def test_what_was_brought_together_is_counted(started: Shelf, tmp_path: Path) -> None:
     done = collect.collect(Job(started.job), tmp_path / "to")
-    assert (done.place, done.checkpoints, done.elsewhere, done.left) == (tmp_path / "to", 1, (), ())
+    assert (done.folder, done.checkpoints, done.outside, done.left_out) == (tmp_path / "to", 1, (), ())
     assert done.others == 2, "one that may not be begun from is no checkpoint here"
     without = collect.collect(Job(started.job), tmp_path / "without", checkpoints=False)
     assert without.checkpoints == 0 and not (tmp_path / "without" / "code" / "out" / "s.pt").exists()
@@ -95,7 +95,7 @@ def test_too_much_that_is_no_checkpoint_is_named_and_left_unless_all_is_wanted(
 ) -> None:
     monkeypatch.setattr(collect, "OTHERS_BYTES_MAX", 3)
     done = collect.collect(Job(started.job), tmp_path / "some")
-    (text,) = done.left
+    (text,) = done.left_out
     assert text.startswith(
         "2 files that ranks wrote (0.0 GB, no checkpoints) were not copied: code/out/step-1/a.pt"
     )
@@ -108,7 +108,7 @@ def test_a_checkpoint_outside_of_the_job_s_folder_is_named_and_not_copied(tmp_pa
     shelf, scratch = Shelf(tmp_path), tmp_path / "scratch"
     shelf.add(10, {"last.pt": state(10)}, root=scratch, prefix=f"{scratch}/")
     done = collect.collect(Job(shelf.job), tmp_path / "to")
-    assert (done.checkpoints, done.elsewhere) == (0, (str(scratch / "last.pt"),))
+    assert (done.checkpoints, done.outside) == (0, (str(scratch / "last.pt"),))
     assert not list((tmp_path / "to").rglob("last.pt"))
 
 
@@ -119,7 +119,7 @@ def test_a_checkpoint_behind_a_link_is_named_where_it_is(tmp_path: Path) -> None
     (shelf.job.code / "out").symlink_to(scratch)
     shelf.add_at_start(10, {"out/s.pt": state(10)})
     done = collect.collect(Job(shelf.job), tmp_path / "to")
-    assert (done.checkpoints, done.elsewhere) == (0, (str(scratch / "s.pt"),))
+    assert (done.checkpoints, done.outside) == (0, (str(scratch / "s.pt"),))
 
 
 def test_a_save_that_is_whole_only_as_orch_has_kept_it_is_copied_so(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_what_vanishes_while_a_running_job_is_copied_is_left_out(
         return copy(source, target, **more)
 
     monkeypatch.setattr(shutil, "copyfile", copy_and_prune)
-    to = collect.collect(Job(job), tmp_path / "to").place
+    to = collect.collect(Job(job), tmp_path / "to").folder
     assert (to / "checkpoints/step-1.pt").read_text() == "x"
 
 
@@ -180,7 +180,7 @@ def test_what_is_collected_lends_nobodys_rights_and_others_cannot_write_to_it(tm
 
 def test_collect_without_a_folder_says_where_everything_is(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
-    assert collect.collect(Job(job), None) == Collected(job.root, 0, 0)
+    assert collect.collect(Job(job), None) == CollectedFiles(job.root, 0, 0)
 
 
 @pytest.mark.parametrize("to", ["full", "file", "inside", "circle", "x" * 5000])
@@ -226,7 +226,7 @@ def test_what_is_no_file_is_named_and_the_rest_copied(tmp_path: Path) -> None:
     os.mkfifo(job.checkpoints / "pipe")
     (job.checkpoints / "own").write_text("x")
     found = collect.collect(Job(job), tmp_path / "to")
-    assert found.odd == (f"{job.checkpoints / 'pipe'} is not a file or folder, and was not copied",)
+    assert found.skipped == (f"{job.checkpoints / 'pipe'} is not a file or folder, and was not copied",)
     assert (tmp_path / "to/checkpoints/own").exists() and not (tmp_path / "to/checkpoints/pipe").exists()
 
 
@@ -239,19 +239,23 @@ def test_a_copy_whose_folder_cannot_be_made_leaves_none_of_those_around_it(tmp_p
 # What hosts still have
 
 
-def _arrivals(shelf: Shelf) -> Arrivals:
-    return Arrivals(shelf.job, Homes(shelf.job, shelf.plan), saves.known(shelf.job))
+def _arrivals(shelf: Shelf) -> FetchTargets:
+    return FetchTargets(
+        shelf.job, LocalCheckpointFolders(shelf.job, shelf.plan), job_checkpoints.load_checkpoints(shelf.job)
+    )
 
 
-def _there(save: Save, **fields: int) -> Piece:
+def _there(save: CheckpointRecord, **fields: int) -> CheckpointFile:
     """Return the file of a save as a host has it."""
-    piece = save.pieces[0]
+    piece = save.files[0]
     size_bytes = fields.get("size_bytes", piece.size_bytes)
-    return Piece(f"checkpoints/{piece.name}", size_bytes, fields.get("mtime_ns", piece.mtime_ns // S * S))
+    return CheckpointFile(
+        f"checkpoints/{piece.name}", size_bytes, fields.get("mtime_ns", piece.mtime_ns // S * S)
+    )
 
 
-def _place(shelf: Shelf, file: Piece) -> str | None:
-    path = _arrivals(shelf).place("one", file)
+def _place(shelf: Shelf, file: CheckpointFile) -> str | None:
+    path = _arrivals(shelf).target("one", file)
     return None if path is None else str(path.relative_to(shelf.job.root))
 
 
@@ -275,8 +279,8 @@ def test_another_file_of_the_same_name_comes_beside_it_whatever_its_time(
 
 def test_a_file_that_is_missing_at_home_comes_into_its_place(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
-    lost = shelf.add(10, state=SaveState.GONE, why="it did not come home")
-    torn = shelf.add(20, state=SaveState.TORN)
+    lost = shelf.add(10, state=CheckpointState.GONE, why="it did not come home")
+    torn = shelf.add(20, state=CheckpointState.TORN)
     for save in (lost, torn):
         (shelf.folder / save.main).unlink()
         assert _place(shelf, _there(save)) == f"checkpoints/{save.main}"
@@ -291,10 +295,10 @@ def test_what_a_person_has_damaged_at_home_comes_beside_it(tmp_path: Path) -> No
 
 def test_what_was_pruned_or_written_over_by_a_save_that_is_home_does_not_come(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
-    pruned = shelf.add(10, state=SaveState.PRUNED)
+    pruned = shelf.add(10, state=CheckpointState.PRUNED)
     (shelf.folder / "step-10.pt").unlink()
     assert _place(shelf, _there(pruned)) is None
-    before = shelf.add(20, {"last.pt": state(20)}, state=SaveState.GONE)
+    before = shelf.add(20, {"last.pt": state(20)}, state=CheckpointState.GONE)
     shelf.add(30, {"last.pt": state(30)})
     assert _place(shelf, _there(before)) is None
     (shelf.folder / "last.pt").write_bytes(b"")
@@ -306,12 +310,12 @@ def test_what_was_pruned_or_written_over_by_a_save_that_is_home_does_not_come(tm
 def test_no_file_of_a_host_gets_into_a_whole_save_or_becomes_the_ledger(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     assert (
-        _place(shelf, Piece("checkpoints/ledger.jsonl", 5, 5 * S))
+        _place(shelf, CheckpointFile("checkpoints/ledger.jsonl", 5, 5 * S))
         == "from-hosts/one/checkpoints/ledger.jsonl"
     )
     shelf.add(10, {"step-10/a.pt": state(10)}, main="step-10")
     assert (
-        _place(shelf, Piece("checkpoints/step-10/b.pt", 5, 5 * S))
+        _place(shelf, CheckpointFile("checkpoints/step-10/b.pt", 5, 5 * S))
         == "from-hosts/one/checkpoints/step-10/b.pt"
     )
 
@@ -320,19 +324,22 @@ def test_what_came_beside_a_file_and_has_its_bytes_is_dropped(tmp_path: Path) ->
     shelf = Shelf(tmp_path)
     file, arrivals = _there(shelf.add(10), mtime_ns=5 * S), _arrivals(shelf)
     other = write(shelf.job.from_hosts / "one" / file.name, state(11))
-    assert not arrivals.drop_copy(file, other) and other.exists()
+    assert not arrivals.drop_duplicate(file, other) and other.exists()
     same = write(shelf.job.from_hosts / "one" / file.name, state(10))
-    assert arrivals.drop_copy(file, same) and not same.exists()
+    assert arrivals.drop_duplicate(file, same) and not same.exists()
 
 
 def test_what_ranks_wrote_where_they_start_on_a_host_comes_into_its_place(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
-    assert _place(shelf, Piece("code/out/metrics.csv", 5, 5 * S)) == "code/out/metrics.csv"
+    assert _place(shelf, CheckpointFile("code/out/metrics.csv", 5, 5 * S)) == "code/out/metrics.csv"
     own = shelf.add_at_start(10, {"out/s.pt": state(10)})
-    there = Piece("code/out/s.pt", own.pieces[0].size_bytes, own.pieces[0].mtime_ns // S * S)
+    there = CheckpointFile("code/out/s.pt", own.files[0].size_bytes, own.files[0].mtime_ns // S * S)
     assert _place(shelf, there) is None
-    over = shelf.add_at_start(20, {"last.pt": state(20)}, state=SaveState.PRUNED)
-    assert _place(shelf, Piece("code/last.pt", over.size_bytes, over.pieces[0].mtime_ns // S * S)) is None
+    over = shelf.add_at_start(20, {"last.pt": state(20)}, state=CheckpointState.PRUNED)
+    assert (
+        _place(shelf, CheckpointFile("code/last.pt", over.size_bytes, over.files[0].mtime_ns // S * S))
+        is None
+    )
 
 
 def test_what_fits_checkpoint_path_where_ranks_start_comes_to_the_checkpoints(tmp_path: Path) -> None:
@@ -340,10 +347,10 @@ def test_what_fits_checkpoint_path_where_ranks_start_comes_to_the_checkpoints(tm
     shelf.replan(
         checkpoint_glob="{job_dir}/code/out/*", ssh=PlannedSsh(None, None, "known", "~/.orch", (), None)
     )
-    assert _place(shelf, Piece("code/out/s.pt", 5, 5 * S)) == "checkpoints/out/s.pt"
-    assert _place(shelf, Piece("code/s.pt", 5, 5 * S)) == "code/s.pt"
+    assert _place(shelf, CheckpointFile("code/out/s.pt", 5, 5 * S)) == "checkpoints/out/s.pt"
+    assert _place(shelf, CheckpointFile("code/s.pt", 5, 5 * S)) == "code/s.pt"
     save = shelf.add(10, {"out/s.pt": state(10)})
-    there = Piece("code/out/s.pt", save.size_bytes, save.written_ns // S * S)
+    there = CheckpointFile("code/out/s.pt", save.size_bytes, save.written_ns // S * S)
     assert _place(shelf, there) is None, "it came home while the job ran"
     assert _arrivals(shelf).too_large([there], 1) == {}
 
@@ -352,9 +359,9 @@ def test_too_much_on_a_host_is_named_but_for_what_saves_have(tmp_path: Path) -> 
     shelf = Shelf(tmp_path)
     shelf.add_at_start(10, {"s.pt": state(10)})
     files = [
-        Piece("code/s.pt", 500, 5 * S),
-        Piece("code/big.bin", 70, 5 * S),
-        Piece("checkpoints/x.pt", 900, 5 * S),
+        CheckpointFile("code/s.pt", 500, 5 * S),
+        CheckpointFile("code/big.bin", 70, 5 * S),
+        CheckpointFile("checkpoints/x.pt", 900, 5 * S),
     ]
     assert _arrivals(shelf).too_large(files, 70) == {}
     assert _arrivals(shelf).too_large(files, 69) == {"code/big.bin": 70}
@@ -376,4 +383,4 @@ def test_what_orch_has_not_finished_stays_on_a_host_and_what_ranks_wrote_does_no
 
 def test_ranks_write_checkpoints_and_where_they_start() -> None:
     names = ("checkpoints/a.pt", "code/a.pt", "logs/a.log", "evidence/a", "codes/a")
-    assert [collect.is_of_ranks(name) for name in names] == [True, True, False, False, False]
+    assert [collect.is_rank_file(name) for name in names] == [True, True, False, False, False]

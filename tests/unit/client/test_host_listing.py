@@ -32,7 +32,7 @@ class Host:
 def test_a_name_that_cannot_be_one_here_is_named_and_not_fetched(name: str) -> None:
     missing, odd = list[str](), list[str]()
     client = cast(paramiko.SFTPClient, Host(name, "out.csv"))
-    files = list(host_listing.files(client, "jobs/a", {}, missing, odd))
+    files = list(host_listing.list_files(client, "jobs/a", {}, missing, odd))
     assert [(file.name, file.size_bytes, file.mtime_ns) for file in files] == [("code/out.csv", 5, 7 * 10**9)]
     assert odd == [] and [text.partition(";")[0] for text in missing] == [
         f"{f'code/{name}'!r} is not a valid file name here"

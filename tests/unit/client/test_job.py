@@ -22,7 +22,7 @@ from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import home, requests, status_file
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.submission.supervisor_process import BEGIN_S_MAX, revive
+from orchestrator.submission.supervisor_process import SUBMIT_S_MAX, restart_supervisor
 from tests.support import folders, jobs
 from tests.support.fake_slurm import SUPERVISOR
 
@@ -70,14 +70,14 @@ def test_a_job_is_found_as_the_command_line_finds_it(tmp_path: Path) -> None:
 
 
 def test_an_ended_or_supervised_job_is_not_revived(tmp_path: Path) -> None:
-    assert revive(folders.succeeded(tmp_path)) == ""
+    assert restart_supervisor(folders.succeeded(tmp_path)) == ""
     running = folders.make(tmp_path, RUNNING)
     with _supervised(running):
-        assert revive(running) == ""
+        assert restart_supervisor(running) == ""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("age_s", "is_left_alone"), [(BEGIN_S_MAX - 10, True), (BEGIN_S_MAX + 1, False)])
+@pytest.mark.parametrize(("age_s", "is_left_alone"), [(SUBMIT_S_MAX - 10, True), (SUBMIT_S_MAX + 1, False)])
 def test_a_job_whose_submit_is_at_work_is_left_alone(
     tmp_path: Path, age_s: float, is_left_alone: bool
 ) -> None:
@@ -85,15 +85,15 @@ def test_a_job_whose_submit_is_at_work_is_left_alone(
     fresh.bundle.write_text(SUPERVISOR)
     planned_s = time.time() - age_s
     os.utime(fresh.plan, (planned_s, planned_s))
-    assert (revive(fresh) == "") is is_left_alone
+    assert (restart_supervisor(fresh) == "") is is_left_alone
     assert fresh.ended.exists() is not is_left_alone
 
 
 def test_a_supervisor_of_another_machine_is_left_alone_and_named(tmp_path: Path) -> None:
     running = folders.make(tmp_path, RUNNING)
     running.lock.write_text("4711 gpu-03\n")
-    assert revive(running) == ""
-    status = status_file.as_json(Job(running).source.status())
+    assert restart_supervisor(running) == ""
+    status = status_file.to_json(Job(running).source.status())
     assert status["supervisor"] == {"pid": 4711, "host": "gpu-03"}
     assert status["written_s"] > 1000 and "full_disk" not in status
 
@@ -103,16 +103,16 @@ def test_a_supervisor_that_cannot_write_its_status_is_known_by_its_full_disk(
 ) -> None:
     running = folders.make(tmp_path, RUNNING)
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((4096, 4096, 9, 0, 0, 9, 9, 9, 0, 255)))
-    assert status_file.as_json(Job(running).source.status())["full_disk"] == str(running.root)
+    assert status_file.to_json(Job(running).source.status())["full_disk"] == str(running.root)
 
 
 def test_a_copy_shows_of_what_it_is_one_and_nothing_acts_for_it(tmp_path: Path) -> None:
     job = folders.failed(tmp_path / "a")
-    home.note_origin(job, job.root)
+    home.record_origin(job, job.root)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     copy = Job(JobDir(tmp_path / "b" / "jobs" / job.id))
     assert copy.status()["copy_of"] == str(job.root) and "copy_of" not in Job(job).status()
-    for act in (copy.resume, lambda: requests.ask(copy.folder.requests, "cancel")):
+    for act in (copy.resume, lambda: requests.send(copy.folder.requests, "cancel")):
         with pytest.raises(UserError, match="it is a copy of"):
             act()
 
@@ -120,14 +120,14 @@ def test_a_copy_shows_of_what_it_is_one_and_nothing_acts_for_it(tmp_path: Path) 
 def test_a_folder_that_is_no_job_is_not_revived(tmp_path: Path) -> None:
     running = folders.make(tmp_path, RUNNING)
     running.plan.unlink()
-    assert revive(running) == ""
+    assert restart_supervisor(running) == ""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_another_users_job_is_not_revived(tmp_path: Path) -> None:
     running = folders.make(tmp_path, RUNNING)
     os.chown(running.plan, 12345, 12345)
-    assert revive(running) == ""
+    assert restart_supervisor(running) == ""
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"state": "RUNNING"}', "\udcff", '{"a": NaN'])
@@ -152,7 +152,7 @@ def test_statuses_with_torn_nodes_or_ranks_are_damaged(tmp_path: Path) -> None:
     for torn in torns:
         folder.state.write_text(json.dumps({**whole, **torn}))
         with pytest.raises(ClusterError, match="damaged"):
-            status_file.as_json(Job(folder).source.status())
+            status_file.to_json(Job(folder).source.status())
 
 
 def test_a_missing_status_file_of_an_ended_job_is_not_waited_for(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from orchestrator.core.checkpoints.save import SaveState
+from orchestrator.core.checkpoints.checkpoint import CheckpointState
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.supervisor.transfers.save_disk import Homes, movable
+from orchestrator.supervisor.transfers.checkpoint_disk import LocalCheckpointFolders, find_movable
 from tests.unit.client.shelf import Shelf
 
-TORN = SaveState.TORN
+TORN = CheckpointState.TORN
 
 
 def test_what_is_torn_is_moved_where_that_is_certain(tmp_path: Path) -> None:
@@ -22,7 +22,10 @@ def test_what_is_torn_is_moved_where_that_is_certain(tmp_path: Path) -> None:
         shelf.add_at_start(40, {"out/a_40.pt": b"x"}, state=TORN, is_damaged=True, attempt=2),
         shelf.add_at_start(50, {"out/a_50.pt": b"x"}, is_damaged=True),
     ]
-    assert [save.step for save in movable(saves, 1, Homes(shelf.job, shelf.plan))] == [10, 30]
+    assert [save.step for save in find_movable(saves, 1, LocalCheckpointFolders(shelf.job, shelf.plan))] == [
+        10,
+        30,
+    ]
 
 
 def test_a_torn_save_elsewhere_is_moved_only_if_nothing_was_there_and_no_other_job_saves_there(
@@ -34,11 +37,11 @@ def test_a_torn_save_elsewhere_is_moved_only_if_nothing_was_there_and_no_other_j
         shelf.add(10, {"run/a_10.pt": b"x"}, **torn, is_new=True),
         shelf.add(20, {"run/a_20.pt": b"x"}, **torn, is_new=False),
     ]
-    homes = Homes(shelf.job, shelf.plan)
-    assert [save.step for save in movable(saves, 1, homes)] == [10]
+    homes = LocalCheckpointFolders(shelf.job, shelf.plan)
+    assert [save.step for save in find_movable(saves, 1, homes)] == [10]
     other = JobDir(shelf.job.root.with_name("other-20261128-100000000-ab"))
     shutil.copytree(shelf.job.root, other.root)
     other.ended.touch()
-    assert [save.step for save in movable(saves, 1, homes)] == [10]
+    assert [save.step for save in find_movable(saves, 1, homes)] == [10]
     other.ended.unlink()
-    assert movable(saves, 1, homes) == []
+    assert find_movable(saves, 1, homes) == []

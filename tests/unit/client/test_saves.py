@@ -10,10 +10,10 @@ import pytest
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.client import post_mortem, saves
+from orchestrator.client import job_checkpoints, post_mortem
 from orchestrator.client.job import Job
-from orchestrator.core.checkpoints.choice import Checkpoint
-from orchestrator.core.checkpoints.save import Closing, Content, Place, SaveState
+from orchestrator.core.checkpoints.checkpoint import CheckpointState, CompletionReason, Content, FileLocation
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.plan import PlannedSsh
 from orchestrator.journal import facts_file
@@ -36,7 +36,9 @@ def shelf(tmp_path: Path) -> Shelf:
 
 
 def _find(shelf: Shelf, wanted: str) -> int:
-    return saves.find(shelf.job, shelf.plan, saves.known(shelf.job), wanted).number
+    return job_checkpoints.find_checkpoint(
+        shelf.job, shelf.plan, job_checkpoints.load_checkpoints(shelf.job), wanted
+    ).number
 
 
 # A name
@@ -79,7 +81,9 @@ def test_a_word_that_means_two_checkpoints_is_asked_back(
 
 def test_of_a_name_that_is_written_again_and_again_the_last_is_meant(shelf: Shelf) -> None:
     first = shelf.add(30, {"last.pt": state(30)})
-    shelf.change(dataclasses.replace(first, state=SaveState.GONE, why="was overwritten by checkpoint 4"))
+    shelf.change(
+        dataclasses.replace(first, state=CheckpointState.GONE, why="was overwritten by checkpoint 4")
+    )
     shelf.add(40, {"last.pt": state(40)})
     assert _find(shelf, "last.pt") == 4
 
@@ -87,7 +91,7 @@ def test_of_a_name_that_is_written_again_and_again_the_last_is_meant(shelf: Shel
 def test_a_save_is_not_begun_from_once_its_files_are_not_as_recorded(shelf: Shelf) -> None:
     (shelf.folder / "step-10.pt").unlink()
     (shelf.folder / "step-20.pt").write_bytes(b"")
-    torn = shelf.add(30, state=SaveState.TORN, why="the attempt ended while it was written")
+    torn = shelf.add(30, state=CheckpointState.TORN, why="the attempt ended while it was written")
     for wanted, why in (("1", r"step-10\.pt is gone"), ("step-10.pt", r"step-10\.pt is gone"), ("2", "is empty"),
                         (str(torn.number), "torn: the attempt ended while it was written")):  # fmt: skip
         with pytest.raises(UserError, match=f"is not a checkpoint to resume from: .*{why}") as refused:
@@ -104,16 +108,18 @@ def test_one_that_is_not_there_is_answered_by_those_that_can_be_begun_from(shelf
 
 def test_a_file_that_a_person_put_in_the_place_of_a_save_is_a_save_of_its_own(shelf: Shelf) -> None:
     write(shelf.folder / "step-10.pt", state(11))
-    save = saves.find(shelf.job, shelf.plan, saves.known(shelf.job), "step-10.pt")
-    assert (save.number, save.closed_by, save.stated) == (3, Closing.ADOPTED, 10)
+    save = job_checkpoints.find_checkpoint(
+        shelf.job, shelf.plan, job_checkpoints.load_checkpoints(shelf.job), "step-10.pt"
+    )
+    assert (save.number, save.closed_by, save.stated) == (3, CompletionReason.ADOPTED, 10)
 
 
 # A resume
 
 
-def _start(shelf: Shelf, wanted: str = "", ranks: int = 4) -> saves.Start:
-    start = saves.Start(shelf.job, shelf.plan, wanted)
-    start.fit(ranks)
+def _start(shelf: Shelf, wanted: str = "", ranks: int = 4) -> job_checkpoints.ResumeSource:
+    start = job_checkpoints.ResumeSource(shelf.job, shelf.plan, wanted)
+    start.choose_for(ranks)
     return start
 
 
@@ -122,8 +128,8 @@ def test_a_resume_begins_from_the_newest_save_whose_files_are_there(shelf: Shelf
     (shelf.folder / "step-20.pt").unlink()
     start = _start(shelf)
     assert start.number == 0, "the supervisor chooses"
-    assert start.choice.save is not None and start.choice.save.main == "step-10.pt"
-    assert [(one.main, one.why) for one in start.choice.passed] == [
+    assert start.choice.checkpoint is not None and start.choice.checkpoint.main == "step-10.pt"
+    assert [(one.main, one.why) for one in start.choice.skipped] == [
         ("step-30.pt", "weights alone"), ("step-20.pt", "gone: step-20.pt is gone"),
     ]  # fmt: skip
 
@@ -134,47 +140,52 @@ def test_a_save_that_its_script_has_written_over_is_begun_from_as_orch_has_kept_
     write(shelf.folder / "last.pt", b"half of the next one")
     choice = _start(shelf).choice
     assert (
-        choice.save is not None
-        and choice.save.number == last.number
-        and "kept a copy in .kept/3" in choice.save.why
+        choice.checkpoint is not None
+        and choice.checkpoint.number == last.number
+        and "kept a copy in .kept/3" in choice.checkpoint.why
     )
 
 
 def test_a_named_save_is_begun_from_though_newer_ones_are_whole(shelf: Shelf) -> None:
     start = _start(shelf, "1")
-    assert start.number == 1 and start.choice.save is not None and start.choice.save.step == 10
+    assert start.number == 1 and start.choice.checkpoint is not None and start.choice.checkpoint.step == 10
 
 
 def test_what_was_left_behind_by_an_earlier_resume_is_not_offered_to_a_later_one(shelf: Shelf) -> None:
     """Attempt 2 was resumed from step 10 of 20, and has saved step 15."""
     went_on = shelf.add(15, attempt=2)
-    older, newest = saves.known(shelf.job)[1], saves.known(shelf.job)[2]
+    older, newest = (
+        job_checkpoints.load_checkpoints(shelf.job)[1],
+        job_checkpoints.load_checkpoints(shelf.job)[2],
+    )
     at_s = 20.0
-    journal = Journal(shelf.job.journal, "boot", facts_file.record(shelf.job).last_n)
+    journal = Journal(shelf.job.journal, "boot", facts_file.load_record(shelf.job).last_n)
     for news in (
-        *(e.SaveChanged(at_s, save) for save in (older, newest)), e.ResumeRequested(at_s, 1, older.number),
-        d.BeginAttempt(at_s, "resumed", 2, Checkpoint(older.path, 10, older.number)), e.SaveChanged(at_s, went_on),
+        *(e.CheckpointChanged(at_s, save) for save in (older, newest)), e.ResumeRequested(at_s, 1, older.number),
+        d.BeginAttempt(at_s, "resumed", 2, Checkpoint(older.path, 10, older.number)), e.CheckpointChanged(at_s, went_on),
         jobs.end(2, at_s, d.JobEnd.FAILED, "crash"),
     ):  # fmt: skip
         journal.write(news)
     journal.close()
-    assert _start(shelf).choice.save == went_on
+    assert _start(shelf).choice.checkpoint == went_on
     assert Job(shelf.job).why()["checkpoint"]["save"] == went_on.number
-    assert [one["resume"] for one in saves.listed(shelf.job, shelf.plan, verify=False)] == [
+    assert [
+        one["resume"] for one in job_checkpoints.list_checkpoints(shelf.job, shelf.plan, verify=False)
+    ] == [
         False,
         False,
         True,
     ]
     (shelf.folder / "step-15.pt").unlink()
-    assert _start(shelf).choice.save == older
+    assert _start(shelf).choice.checkpoint == older
     (shelf.folder / "step-10.pt").unlink()
     with pytest.raises(UserError, match=r"is not a checkpoint to resume from: step-10\.pt is gone"):
         _start(shelf)
 
 
 def test_a_named_save_that_was_given_up_is_begun_from(shelf: Shelf) -> None:
-    given_up = shelf.add(30, state=SaveState.DISTRUSTED, why="rank 0 could not load it")
-    assert _start(shelf, "3").choice.save == given_up
+    given_up = shelf.add(30, state=CheckpointState.DISTRUSTED, why="rank 0 could not load it")
+    assert _start(shelf, "3").choice.checkpoint == given_up
 
 
 def test_another_number_of_ranks_is_refused_with_the_saves_that_fit_it(shelf: Shelf) -> None:
@@ -187,8 +198,8 @@ def test_another_number_of_ranks_is_refused_with_the_saves_that_fit_it(shelf: Sh
     assert refused.value.fix == (
         "resume with 4 ranks; for 2 ranks use --from with one of: 1 (step-10.pt, step 10), 2 (step-20.pt, step 20)"
     )
-    assert _start(shelf).choice.save is not None
-    assert _start(shelf, "2", ranks=2).choice.save is not None
+    assert _start(shelf).choice.checkpoint is not None
+    assert _start(shelf, "2", ranks=2).choice.checkpoint is not None
 
 
 # The list
@@ -196,7 +207,7 @@ def test_another_number_of_ranks_is_refused_with_the_saves_that_fit_it(shelf: Sh
 
 def _rows(shelf: Shelf, *, verify: bool = False) -> dict[str, tuple[str, bool | None, bool]]:
     """Return each save's state, what a comparison has found, and whether a resume begins from it."""
-    listed = saves.listed(shelf.job, shelf.plan, verify=verify)
+    listed = job_checkpoints.list_checkpoints(shelf.job, shelf.plan, verify=verify)
     return {one["main"]: (one["state"], one["whole"], one["resume"]) for one in listed if one["save"]}
 
 
@@ -218,7 +229,7 @@ def test_with_verify_a_flipped_bit_is_found_and_the_save_before_it_counts(shelf:
         "step-10.pt": ("whole", True, True),
         "step-20.pt": ("gone", False, False),
     }
-    last = saves.listed(shelf.job, shelf.plan, verify=True)[-1]
+    last = job_checkpoints.list_checkpoints(shelf.job, shelf.plan, verify=True)[-1]
     assert last["why"] == "step-20.pt differs from what was saved (sha256)" and last["exists"]
 
 
@@ -228,12 +239,15 @@ def test_a_file_that_was_only_touched_is_as_whole_as_before(shelf: Shelf) -> Non
 
 
 def test_what_is_to_be_said_of_a_save_stands_beside_it(shelf: Shelf) -> None:
-    shelf.add(30, state=SaveState.OPEN)
-    shelf.add(40, state=SaveState.OPEN, is_coming=True)
+    shelf.add(30, state=CheckpointState.OPEN)
+    shelf.add(40, state=CheckpointState.OPEN, is_coming=True)
     shelf.add(50, {"best.pt": state(50)}, content=Content.BEST)
     shelf.add(60, RANKS, main="step-30", fits_any_size=False, world_size=8)
-    shelf.add(70, state=SaveState.OPEN)
-    said = {one["main"]: one["why"] for one in saves.listed(shelf.job, shelf.plan, verify=False)}
+    shelf.add(70, state=CheckpointState.OPEN)
+    said = {
+        one["main"]: one["why"]
+        for one in job_checkpoints.list_checkpoints(shelf.job, shelf.plan, verify=False)
+    }
     assert said == {
         "step-10.pt": "", "step-20.pt": "", "step-30.pt": "not every rank has made a step since",
         "step-40.pt": "is being copied from its hosts", "best.pt": "",
@@ -245,28 +259,30 @@ def test_files_on_a_disk_that_only_hosts_have_are_taken_as_they_were_recorded(
     shelf: Shelf, tmp_path: Path
 ) -> None:
     ssh = Shelf(tmp_path / "ssh")
-    ssh.add(10, places=(Place("", "/no/such/disk"),))
+    ssh.add(10, places=(FileLocation("", "/no/such/disk"),))
     assert _rows(ssh)["step-10.pt"][0] == "gone"
     over_ssh = PlannedSsh(None, None, "known", "~/.orch", (), None)
     ssh.replan(backend="ssh", ssh=over_ssh, checkpoint_glob="/no/such/disk/*")
     assert _rows(ssh)["step-10.pt"] == ("whole", None, True)
     assert _rows(ssh, verify=True)["step-10.pt"] == ("whole", None, True), "and nothing of it was compared"
-    ssh.change(dataclasses.replace(saves.known(ssh.job)[1], key="/no/such/disk/step-10.pt"))
+    ssh.change(
+        dataclasses.replace(job_checkpoints.load_checkpoints(ssh.job)[1], key="/no/such/disk/step-10.pt")
+    )
     ssh.replan(checkpoint_glob="*")
     assert _rows(ssh)["step-10.pt"] == ("whole", None, True), "also where no setting names it"
 
 
 def test_what_was_moved_is_told_by_the_place_where_it_was(shelf: Shelf) -> None:
-    shelf.add_at_start(30, {"out/s.pt": state(30)}, state=SaveState.TORN, places=())
-    shelf.add(40, state=SaveState.TORN, places=())
-    listed = saves.listed(shelf.job, shelf.plan, verify=False)
+    shelf.add_at_start(30, {"out/s.pt": state(30)}, state=CheckpointState.TORN, places=())
+    shelf.add(40, state=CheckpointState.TORN, places=())
+    listed = job_checkpoints.list_checkpoints(shelf.job, shelf.plan, verify=False)
     paths = [one["path"] for one in listed if one["save"]]
     assert paths[2:] == [f"{shelf.job.code}/out/s.pt", f"{shelf.folder}/step-40.pt"]
 
 
 def test_the_reference_names_every_key_of_a_save(shelf: Shelf) -> None:
     write(shelf.folder / "foreign.pt", state(5))
-    listed = saves.listed(shelf.job, shelf.plan, verify=False)
+    listed = job_checkpoints.list_checkpoints(shelf.job, shelf.plan, verify=False)
     assert [one["save"] for one in listed] == [1, 2, None] and listed[0].keys() == listed[2].keys()
     page = (ROOT / "docs" / "reference.md").read_text().partition("### A checkpoint")[2]
     assert [key for key in listed[0] if f"`{key}`" not in page] == []
@@ -275,9 +291,9 @@ def test_the_reference_names_every_key_of_a_save(shelf: Shelf) -> None:
 def test_a_damaged_line_of_the_ledger_is_named_and_the_others_count(shelf: Shelf) -> None:
     lines = shelf.job.ledger.read_text().splitlines(keepends=True)
     shelf.job.ledger.write_text(lines[0][:40] + "\n" + lines[1])
-    assert list(saves.known(shelf.job)) == [2]
-    assert saves.damage(shelf.job) == [f"{shelf.job.ledger}:1 cannot be read"]
-    (offer,) = saves.offers(shelf.job, shelf.plan)
+    assert list(job_checkpoints.load_checkpoints(shelf.job)) == [2]
+    assert job_checkpoints.ledger_damage(shelf.job) == [f"{shelf.job.ledger}:1 cannot be read"]
+    (offer,) = job_checkpoints.find_adoptable(shelf.job, shelf.plan)
     assert offer.path.name == "step-10.pt"
 
 
@@ -305,7 +321,7 @@ def test_an_attempt_began_from_what_its_script_had_read(
     shelf: Shelf, given: int | None, read: int | None, told: tuple[int | None, str] | None
 ) -> None:
     shelf.add_at_start(30, {"out/s.pt": state(30)})
-    known = saves.known(shelf.job)
+    known = job_checkpoints.load_checkpoints(shelf.job)
     resume = Checkpoint(known[given].path, known[given].step, given) if given else None
     news = [*jobs.submitted(), jobs.again(2, 7.0, resume)]
     seen = [e.CheckpointRead(8.0, 2, read)] if read is not None else []
@@ -320,7 +336,7 @@ def test_an_attempt_began_from_what_its_script_had_read(
 def test_a_post_mortem_without_a_ledger_that_can_be_read_says_nothing_of_saves(shelf: Shelf) -> None:
     shelf.job.ledger.unlink()
     shelf.job.ledger.mkdir()
-    record = facts_file.record(shelf.job)
+    record = facts_file.load_record(shelf.job)
     why, plain = Job(shelf.job).why(record), post_mortem.why(shelf.plan, record)
     assert why == {**plain, "suspicion": None, "dir": str(shelf.job.root)}
 
@@ -330,7 +346,7 @@ def test_a_post_mortem_without_a_ledger_that_can_be_read_says_nothing_of_saves(s
 
 def test_the_reference_names_every_key_of_the_places_of_a_job(shelf: Shelf) -> None:
     (shelf.job.code / "runs").symlink_to(shelf.job.root.parent)
-    where = saves.folders(shelf.job)
+    where = job_checkpoints.job_folders(shelf.job)
     page = (ROOT / "docs" / "reference.md").read_text().partition("### Where files are")[2]
     keys = [*where, *where["links"][0], *where["checkpoints"][0]]
     assert [key for key in keys if f"`{key}`" not in page.partition("\n### ")[0]] == []
@@ -339,8 +355,8 @@ def test_the_reference_names_every_key_of_the_places_of_a_job(shelf: Shelf) -> N
 def test_whole_checkpoints_are_counted_by_the_folder_they_lie_in(shelf: Shelf, tmp_path: Path) -> None:
     shelf.add_at_start(30, {"out/ckpt.pt": state(30)})
     shelf.add(40, {"run/a.pt": state(40)}, root=tmp_path / "scratch", prefix=f"{tmp_path}/scratch/")
-    shelf.add(50, state=SaveState.TORN)
-    shelf.add(60, places=(Place("gpu3", "/there"),))
-    assert {one["dir"]: one["whole"] for one in saves.folders(shelf.job)["checkpoints"]} == {
+    shelf.add(50, state=CheckpointState.TORN)
+    shelf.add(60, places=(FileLocation("gpu3", "/there"),))
+    assert {one["dir"]: one["whole"] for one in job_checkpoints.job_folders(shelf.job)["checkpoints"]} == {
         str(shelf.folder): 2, f"{shelf.job.code}/out": 1, f"{tmp_path}/scratch/run": 1, "gpu3:/there": 1,
     }  # fmt: skip

@@ -14,7 +14,7 @@ from orchestrator.cli import app
 from orchestrator.client import slurm_status
 from orchestrator.client.job import Job
 from orchestrator.core.errors import ClusterError, UserError
-from orchestrator.submission.supervisor_process import revive
+from orchestrator.submission.supervisor_process import restart_supervisor
 from tests.support.fake_slurm import (
     CANCELLED,
     COMPLETING,
@@ -62,7 +62,7 @@ def test_the_queue_line_says_when_it_will_start_and_how_to_let_it_go(
         ("queue       Slurm job 7 waits in the queue: Resources, expected to start at 2026-11-21 06:26 UTC"),
     ]
     slurm.queue(HELD)
-    slurm_status.QUEUE.expect_news()
+    slurm_status.QUEUE.invalidate()
     assert "            fix: scontrol release 7" in shown(folder)
 
 
@@ -238,7 +238,7 @@ def test_a_job_that_was_put_back_into_the_queue_meanwhile_is_not_closed(
 def test_nobody_starts_a_supervisor_for_a_job_that_slurm_has(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(RUNNING)
     folder = job(tmp_path, "7")
-    assert revive(folder) == ""
+    assert restart_supervisor(folder) == ""
     assert app.run(["logs", folder.id]) == 0
     assert not (folder.root / "started").exists()
 
@@ -248,7 +248,7 @@ def test_a_submit_that_was_cut_off_before_slurm_had_the_job_is_closed_in_time(
 ) -> None:
     folder = job(tmp_path)
     assert Job(folder).status()["reason"] == "it is being submitted to Slurm"
-    long_ago_s = time.time() - 2 * slurm_status.HANDED_S_MAX
+    long_ago_s = time.time() - 2 * slurm_status.SUBMIT_S_MAX
     os.utime(folder.plan, (long_ago_s, long_ago_s))
     Job(folder).source.settle()
     assert [one["why"] for one in asked(folder)] == [
@@ -319,7 +319,7 @@ def test_a_cancelled_job_that_comes_back_into_the_queue_is_taken_out(
     tell(folder, "RUNNING")
     Job(folder).cancel()
     slurm.queue(PENDING)
-    slurm_status.QUEUE.expect_news()
+    slurm_status.QUEUE.invalidate()
     assert Job(folder).status()["state"] == "STOPPING"
     assert slurm.calls("scancel") == ["scancel 7"]
 
@@ -350,7 +350,7 @@ def test_a_resumed_job_waits_and_its_last_end_does_not_show(slurm: FakeSlurm, tm
     slurm_status.SlurmSource(folder).await_resume(before)
     for line in (PENDING, RUNNING):
         slurm.queue(line.replace("7|", "9|", 1))
-        slurm_status.QUEUE.expect_news()
+        slurm_status.QUEUE.invalidate()
         status = Job(folder).status()
         assert (status["state"], status["attempt"], status["step"]) == ("QUEUED", 3, 40)
         assert status["ended_at"] is None
@@ -376,7 +376,7 @@ def test_a_long_batch_log_is_shown_from_a_whole_line_on_or_half_a_secret_would_b
     (folder.secrets / "secrets.json").write_bytes(b'{"HF_TOKEN": "%s"}' % secret)
     half = secret[2:] + b"\n"  # it begins within a character
     folder.batch_log.write_bytes(
-        secret[:2] + half + b"last\n".rjust(slurm_status.WORDS_BYTES_MAX - len(half), b".")
+        secret[:2] + half + b"last\n".rjust(slurm_status.BATCH_LOG_BYTES_MAX - len(half), b".")
     )
     assert [line.strip(".") for line in slurm_status.SlurmSource(folder).batch_lines()] == ["last"]
 
@@ -387,11 +387,11 @@ def test_no_secret_in_the_last_words_of_a_batch_script_is_told_nor_half_of_one(
     folder = job(tmp_path, "7")
     folder.secrets.mkdir()
     (folder.secrets / "secrets.json").write_text('{"HF_TOKEN": "hf_0123456789abcdef"}')
-    folder.batch_log.write_text(f"{'.' * (slurm_status.WORDS_CHARS_MAX - 8)}hf_0123456789abcdef\n")
+    folder.batch_log.write_text(f"{'.' * (slurm_status.BATCH_LINE_CHARS_MAX - 8)}hf_0123456789abcdef\n")
     slurm.queue(RUNNING)
     assert Job(folder).status()["reason"].endswith("....***")
     slurm.queue(FAILED)
     slurm.says("scontrol.job", SHOWN)
-    slurm_status.QUEUE.expect_news()
+    slurm_status.QUEUE.invalidate()
     Job(folder).source.settle()
     assert asked(folder)[0]["why"].endswith("....***")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def test_a_job_of_another_cluster_is_not_mistaken_for_one_of_this(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(FAILED)
     folder = job(tmp_path, "7")
-    slurm_status.note_cluster(folder)
+    slurm_status.record_cluster(folder)
     slurm.says("scontrol.config", CONFIG.format("other"))
     slurm_status.QUEUE = SlurmQueue()
     status = Job(folder).status()
@@ -37,8 +37,8 @@ def test_an_id_that_is_anothers_by_now_is_not_taken_for_the_jobs(slurm: FakeSlur
     for anothers in (RUNNING, FAILED, PENDING):
         slurm.queue(f"{anothers}|/home/ada/other")
         slurm.says("scontrol.job", f"{SHOWN.strip()} WorkDir=/home/ada/other StdErr=/dev/null\n")
-        slurm_status.QUEUE.expect_news()
-        told = status_file.as_json(Job(folder).source.status())["queue"]
+        slurm_status.QUEUE.invalidate()
+        told = status_file.to_json(Job(folder).source.status())["queue"]
         assert (told["state"], told["nodes"]) == ("FORGOTTEN", "")
     slurm.says("sacct.out", "7|FAILED|1:0|node[1-2]\n")  # that, too, is another's
     slurm_status.SlurmSource(folder).cancel()

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.client import slurm_status
 from orchestrator.client.job import Job
 from orchestrator.core.jobdir import requests
-from orchestrator.core.jobdir.locks import Holder
+from orchestrator.core.jobdir.locks import LockHolder
 from orchestrator.views import cells, post_mortem
 from orchestrator.views import status as status_view
 from tests.support.fake_slurm import RUNNING, FakeSlurm, job, tell
@@ -23,7 +23,7 @@ def test_while_slurm_is_silent_its_last_word_stands_with_its_age(slurm: FakeSlur
     slurm.queue(RUNNING)
     Job(folder).status()
     slurm.down()
-    slurm_status.QUEUE.expect_news()
+    slurm_status.QUEUE.invalidate()
     told = Job(folder).status()["queue"]
     assert (told["state"], told["nodes"]) == ("RUNNING", "node[1-2]")
     assert told["silent"] and told["heard_s"] < 60.0
@@ -46,7 +46,7 @@ def test_the_post_mortem_of_a_queued_job_says_what_it_waits_for(slurm: FakeSlurm
     slurm.queue("7|PENDING|N/A|2||PartitionNodeLimit")
     why = Job(folder).why()
     assert (why["state"], why["queue"]["reason"]) == ("QUEUED", "PartitionNodeLimit")
-    lines = cells.plain(post_mortem.post_mortem(why)).splitlines()
+    lines = cells.plain_text(post_mortem.post_mortem(why)).splitlines()
     assert lines[0] == f"{folder.id}  QUEUED"
     assert lines[1].startswith("Slurm job 7 cannot start as it is: PartitionNodeLimit")
     assert lines[2].startswith(f"  fix: orch cancel {folder.id}, then orch resume {folder.id} --set nodes=…")
@@ -61,15 +61,15 @@ def test_a_supervisor_whose_node_is_lost_is_not_said_to_come_back(slurm: FakeSlu
         ("node1", "its batch script restarts it"),
         ("node3", "that node is lost, and the job is being requeued"),
     ):
-        assert said in status_view.outdated(replace(known, supervisor=Holder(8, host)))
+        assert said in status_view.outdated_text(replace(known, supervisor=LockHolder(8, host)))
 
 
 def test_a_suspended_job_is_not_said_to_be_started_again(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(RUNNING.replace("RUNNING", "SUSPENDED"))
     status = Job(job(tmp_path, "7")).source.settled_status()
-    known = replace(status, written_s=20.0, supervisor=Holder(8, "node1"))
-    assert status_view.outdated(known).endswith("; Slurm has suspended it")
-    assert cells.plain(status_view.queue(known)).splitlines() == [
+    known = replace(status, written_s=20.0, supervisor=LockHolder(8, "node1"))
+    assert status_view.outdated_text(known).endswith("; Slurm has suspended it")
+    assert cells.plain_text(status_view.queue(known)).splitlines() == [
         "queue       Slurm has suspended its job 7 on node[1-2]",
         "            fix: scontrol resume 7",
     ]
@@ -79,7 +79,7 @@ def test_a_held_job_that_is_cancelled_is_not_said_to_want_a_release(slurm: FakeS
     slurm.queue("7|PENDING|N/A|2||JobHeldUser")
     folder = job(tmp_path, "7")
     assert Job(folder).status()["reason"].endswith("; fix: scontrol release 7")
-    requests.ask(folder.requests, "cancel")
+    requests.send(folder.requests, "cancel")
     status = Job(folder).status()
     assert (status["state"], status["reason"]) == ("STOPPING", "Slurm job 7 is held: JobHeldUser")
     assert status["queue"]["said"] == status["reason"]

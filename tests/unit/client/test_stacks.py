@@ -24,7 +24,7 @@ from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.status_file import Status
 from orchestrator.core.wire import orders, reports
-from orchestrator.journal.journal_file import Journal, read, tail
+from orchestrator.journal.journal_file import Journal, read, read_tail
 from orchestrator.supervisor.request_inbox import RequestInbox
 from orchestrator.views import cells
 from orchestrator.views import stacks as stack_view
@@ -79,7 +79,7 @@ def _supervised(job: JobDir, answer: Answer) -> Iterator[list[int]]:
         journal = Journal(job.journal, "boot", entries[-1].n)
         folder = RequestInbox(job.requests)
         while not stop.is_set():
-            for one in folder.since(asked[-1] if asked else 0, 20.0):
+            for one in folder.read_after(asked[-1] if asked else 0, 20.0):
                 asked.append(one.request)
                 for news in answer(one.request, len(asked)):
                     journal.write(news)
@@ -102,7 +102,7 @@ def _status(job: JobDir) -> Status:
 def test_the_answers_of_all_nodes_are_one_object_with_the_ranks_in_order(tmp_path: Path) -> None:
     job = folders.make(tmp_path, RUNNING)
     with _supervised(job, lambda number, n: [e.InspectRequested(20.0, number), *_looked(n, 1, 0)]) as asked:
-        taken = stacks.stacks(job, _status(job))
+        taken = stacks.inspect_stacks(job, _status(job))
     assert asked == [1], "one look tells, where it tells what ranks do"
     assert [rank["rank"] for rank in taken["ranks"]] == [0, 1, 2, 3]
     assert (taken["attempt"], taken["looks"], taken["unanswered"]) == (1, 1, [])
@@ -122,7 +122,7 @@ def test_a_first_look_is_followed_by_a_second_that_tells_what_moves(
         return [e.InspectRequested(20.0, number), *_looked(n, 0, 1, activity=seen)]
 
     with _supervised(job, answer) as asked:
-        taken = stacks.stacks(job, _status(job))
+        taken = stacks.inspect_stacks(job, _status(job))
     assert asked == [1, 2]
     assert (taken["looks"], taken["ranks"][0]["activity"]) == (2, "waiting_for_ranks")
     assert taken["apart_s"] >= stacks.APART_S
@@ -135,15 +135,15 @@ def test_looks_that_were_there_before_are_no_answer(tmp_path: Path) -> None:
         _supervised(job, lambda number, n: [*late, e.InspectRequested(20.0, number), *late]),
         pytest.raises(ClusterError, match="no rank was left to inspect"),
     ):
-        stacks.stacks(job, _status(job), 0.1)
+        stacks.inspect_stacks(job, _status(job), 0.1)
 
 
 def test_a_node_that_does_not_answer_is_named_beside_what_the_others_said(tmp_path: Path) -> None:
     job = folders.make(tmp_path, RUNNING)
     with _supervised(job, lambda number, n: [e.InspectRequested(20.0, number), *_looked(n, 0)]):
-        taken = stacks.stacks(job, _status(job), 0.1)
+        taken = stacks.inspect_stacks(job, _status(job), 0.1)
     assert (taken["unanswered"], [rank["rank"] for rank in taken["ranks"]]) == (["node-1"], [0, 1])
-    assert "no answer from node-1" in cells.plain(stack_view.stacks(taken))
+    assert "no answer from node-1" in cells.plain_text(stack_view.stacks(taken))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_who_does_not_answer_is_named(tmp_path: Path, said: list[News], what: st
         return [e.InspectRequested(20.0, number), *said] if said else []
 
     with _supervised(job, answer), pytest.raises(ClusterError, match=what) as told:
-        stacks.stacks(job, _status(job), 0.1)
+        stacks.inspect_stacks(job, _status(job), 0.1)
     assert told.value.exit_code == 3
     assert told.value.fix
 
@@ -172,7 +172,7 @@ def test_a_job_that_has_ended_or_not_begun_has_no_stacks(tmp_path: Path) -> None
     assert told.value.fix.startswith("orch why ")
     begun = folders.make(tmp_path, jobs.submitted())
     with pytest.raises(UserError, match="no rank is running: the job is STARTING"):
-        stacks.stacks(begun, _status(begun))
+        stacks.inspect_stacks(begun, _status(begun))
     assert not list(begun.requests.iterdir())
 
 
@@ -181,10 +181,10 @@ def test_a_line_of_the_journal_that_is_still_being_written_is_read_later(tmp_pat
     whole = job.journal.read_bytes()
     first = whole.index(b"\n") + 1
     job.journal.write_bytes(whole[: first + 20])
-    entries, offset = tail(job.journal, 0)
+    entries, offset = read_tail(job.journal, 0)
     assert ([entry.n for entry in entries], offset) == ([1], first)
     job.journal.write_bytes(whole)
-    entries, offset = tail(job.journal, offset)
+    entries, offset = read_tail(job.journal, offset)
     assert entries[0].n == 2
     assert offset == len(whole)
 
@@ -206,14 +206,14 @@ def _taken() -> dict[str, Any]:
 
 
 def test_stacks_of_many_ranks_are_folded_as_they_were_looked_at() -> None:
-    golden.check("stacks.txt", cells.plain(stack_view.stacks(_taken())))
+    golden.check("stacks.txt", cells.plain_text(stack_view.stacks(_taken())))
 
 
 def test_the_users_frame_comes_first_even_where_the_stack_was_cut_off_before_it() -> None:
     deep = tuple(f"lazy.py:{number} load" for number in range(40))
     look = _look(0, observations.Activity.PROGRESSING, where="train.py:3 <module>", stack=deep, inside=40)
-    assert hang_report.frames(look) == ("train.py:3 <module>", "…", deep[1], deep[0])
-    text = cells.plain(stack_view.stacks({**_taken(), "ranks": [stacks.rank_json(look, "gpu00")]}))
+    assert hang_report.traceback_frames(look) == ("train.py:3 <module>", "…", deep[1], deep[0])
+    text = cells.plain_text(stack_view.stacks({**_taken(), "ranks": [stacks.rank_json(look, "gpu00")]}))
     assert "\n  train.py:3 <module>\n  inside: … > lazy.py:11 load > lazy.py:10 load" in text
 
 
@@ -221,7 +221,7 @@ def test_a_remark_on_the_users_frame_does_not_show_it_twice() -> None:
     inspection = _look(0, observations.Activity.PROGRESSING, READS[1], stack=READS)
     assert inspection.where is not None
     where = dataclasses.replace(inspection.where, within="DataLoader of the main thread")
-    assert hang_report.frames(dataclasses.replace(inspection, where=where)) == (
+    assert hang_report.traceback_frames(dataclasses.replace(inspection, where=where)) == (
         READS[2],
         f"{READS[1]} (DataLoader of the main thread)",
         READS[0],
@@ -229,7 +229,7 @@ def test_a_remark_on_the_users_frame_does_not_show_it_twice() -> None:
 
 
 def test_only_the_wanted_ranks_are_shown() -> None:
-    text = cells.plain(stack_view.stacks(_taken(), (2,)))
+    text = cells.plain_text(stack_view.stacks(_taken(), (2,)))
     assert "1 rank inspected" in text and "load_batch" in text and "train_step" not in text
 
 
@@ -245,7 +245,7 @@ def test_ranks_that_run_on_their_own_are_shown_without_a_reason() -> None:
         still_s=0.0,
     )
     taken = {**_taken(), "ranks": [stacks.rank_json(works, "gpu00")]}
-    assert "rank 0 on gpu00: working\n" in cells.plain(stack_view.stacks(taken))
+    assert "rank 0 on gpu00: working\n" in cells.plain_text(stack_view.stacks(taken))
 
 
 def test_ranks_with_gpus_are_shown_with_how_busy_those_are() -> None:
@@ -254,13 +254,13 @@ def test_ranks_with_gpus_are_shown_with_how_busy_those_are() -> None:
         for rank, share in ((0, 1.0), (1, 0.05))
     )
     alike = {**_taken(), "ranks": [stacks.rank_json(one, "gpu00"), stacks.rank_json(one, "gpu00")]}
-    assert ", GPU 100% busy\n" in cells.plain(stack_view.stacks(alike))
+    assert ", GPU 100% busy\n" in cells.plain_text(stack_view.stacks(alike))
     both = {**_taken(), "ranks": [stacks.rank_json(one, "gpu00"), stacks.rank_json(other, "gpu00")]}
-    assert ", GPUs 5% to 100% busy\n" in cells.plain(stack_view.stacks(both))
+    assert ", GPUs 5% to 100% busy\n" in cells.plain_text(stack_view.stacks(both))
 
 
 def test_what_an_exiting_rank_does_is_said_once() -> None:
     words = "has finished its script and has not exited (state S)"
     leaves = _look(0, observations.Activity.EXITING, why=words, where="", stack=(), still_s=0.0)
-    text = cells.plain(stack_view.stacks({**_taken(), "ranks": [stacks.rank_json(leaves, "gpu00")]}))
+    text = cells.plain_text(stack_view.stacks({**_taken(), "ranks": [stacks.rank_json(leaves, "gpu00")]}))
     assert f"rank 0 on gpu00: exiting: {words}\n" in text

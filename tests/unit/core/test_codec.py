@@ -53,7 +53,7 @@ WHOLE = Outer(
     Inner(1), (Inner(2, "ä\n\udc80"), Inner(3)), (4, 0.5), Colour.RED, Path("/a b"), None, {"yes": True, "no": False},
     {"b", "a"}, {3: [Inner(4)], -1: []}, object(),
 )  # fmt: skip
-KINDS: Mapping[str, type[Any]] = codec.by_kind(Inner | Other)
+KINDS: Mapping[str, type[Any]] = codec.classes_by_kind(Inner | Other)
 
 
 class Loss(float):
@@ -169,10 +169,10 @@ ANYTHING = st.recursive(
     max_leaves=6,
 )
 MESSAGES = (
-    codec.by_kind(reports.Report)
-    | codec.by_kind(orders.Order)
-    | codec.by_kind(w.Request)
-    | codec.by_kind(w.Word)
+    codec.classes_by_kind(reports.Report)
+    | codec.classes_by_kind(orders.Order)
+    | codec.classes_by_kind(w.HostRequest)
+    | codec.classes_by_kind(w.Reply)
 )
 
 
@@ -261,7 +261,7 @@ def test_what_is_no_series_of_numbers_is_refused(series: str) -> None:
 
 def test_a_brief_message_leaves_out_defaults_and_reads_the_same() -> None:
     value = Group((1, 2), parts=(Inner(1), Inner(2, "other")))
-    brief = codec.pack_brief(value)
+    brief = codec.pack_without_defaults(value)
     assert brief == {
         "kind": "Group",
         "ranks": [1, 2],

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.agent.ranks.hook import errors
 from orchestrator.client.logs import secret_mask
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.mask import CUT_CHARS_MIN, HIDDEN, LEFT_OUT, Mask
+from orchestrator.core.mask import CUT_CHARS_MIN, CUT_MARK, HIDDEN, Mask
 
 SECRET = "qZ7-Wv9_Kx2+Jm4"
 FILL = "." * CUT_CHARS_MIN
@@ -23,8 +23,8 @@ def test_the_part_of_a_secret_at_an_end_of_a_long_text_is_hidden(chars: int) -> 
     assert before.endswith("." + HIDDEN) and set(before) == {".", "*"}
     behind = MASK.apply(SECRET[-chars:] + FILL)
     assert behind.startswith(HIDDEN + ".") and set(behind) == {".", "*"}
-    middle = f"{FILL}{SECRET[:chars]}{LEFT_OUT}{SECRET[-chars:]}{FILL}"
-    assert MASK.apply(middle) == before + LEFT_OUT + behind
+    middle = f"{FILL}{SECRET[:chars]}{CUT_MARK}{SECRET[-chars:]}{FILL}"
+    assert MASK.apply(middle) == before + CUT_MARK + behind
 
 
 def test_a_secret_that_ends_as_another_begins_is_hidden_whole() -> None:
@@ -72,18 +72,18 @@ def test_what_a_mask_may_change_is_found_in_many_lines_at_once(seed: int) -> Non
 
 
 def test_the_hook_marks_its_cut_as_the_mask_knows_it() -> None:
-    assert LEFT_OUT in errors.cut_middle("x" * 30_000)
+    assert CUT_MARK in errors.cut_middle("x" * 30_000)
 
 
 @pytest.mark.parametrize("at", range(20, 20 + len(SECRET)))
 def test_a_place_to_cut_is_beside_a_secret(at: int) -> None:
     raw = ("." * 20 + SECRET + "." * 20).encode()
-    assert MASK.whole(raw, at) == (20 if at < 20 + len(SECRET) else at)
+    assert MASK.find_safe_cut(raw, at) == (20 if at < 20 + len(SECRET) else at)
 
 
 def test_secrets_that_cannot_be_read_are_no_reason_to_show_them(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
-    assert secret_mask.of_job(job).apply("x") == "x"  # another user's
+    assert secret_mask.load_mask(job).apply("x") == "x"  # another user's
     (job.secrets / "secrets.json").mkdir(parents=True)
     with pytest.raises(ValueError, match="cannot be read"):
-        secret_mask.of_job(job)
+        secret_mask.load_mask(job)

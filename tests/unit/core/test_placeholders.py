@@ -26,7 +26,8 @@ def test_only_names_of_orch_are_filled_in(text: str, filled: str) -> None:
 def test_what_is_filled_in_is_shown_in_braces_and_without_quotes() -> None:
     words = ("train.py", "--out", "$ORCH_CHECKPOINT_DIR/x", "${ORCH_ATTEMPT}", "a b{resume_from}", "$HOME")
     assert (
-        placeholders.shown(words) == "train.py --out {checkpoint_dir}/x {attempt} 'a b{resume_from}' '$HOME'"
+        placeholders.quote_command(words)
+        == "train.py --out {checkpoint_dir}/x {attempt} 'a b{resume_from}' '$HOME'"
     )
 
 
@@ -40,7 +41,7 @@ def test_what_is_filled_in_is_shown_in_braces_and_without_quotes() -> None:
     ],
 )
 def test_a_near_miss_is_asked_about(text: str, meant: str) -> None:
-    assert placeholders.misspelled(text).endswith(f"did you mean {meant}?")
+    assert placeholders.find_misspelled(text).endswith(f"did you mean {meant}?")
 
 
 @pytest.mark.parametrize(
@@ -56,23 +57,23 @@ def test_a_near_miss_is_asked_about(text: str, meant: str) -> None:
     ],
 )
 def test_what_is_no_near_miss_is_left_alone(text: str) -> None:
-    assert placeholders.misspelled(text) == ""
+    assert placeholders.find_misspelled(text) == ""
 
 
 def test_braces_in_shell_text_are_refused_with_the_variable() -> None:
-    assert placeholders.misplaced("--o={checkpoint_dir}").endswith('write "${ORCH_CHECKPOINT_DIR}"')
-    assert placeholders.misplaced("${attempt}{a,b}$ORCH_ATTEMPT") == ""
-    assert placeholders.misplaced("$ORCH_CHECKPOINT").endswith("did you mean $ORCH_CHECKPOINT_DIR?")
+    assert placeholders.find_misplaced("--o={checkpoint_dir}").endswith('write "${ORCH_CHECKPOINT_DIR}"')
+    assert placeholders.find_misplaced("${attempt}{a,b}$ORCH_ATTEMPT") == ""
+    assert placeholders.find_misplaced("$ORCH_CHECKPOINT").endswith("did you mean $ORCH_CHECKPOINT_DIR?")
 
 
 @pytest.mark.parametrize("word", ["print(f'{attempt}')", "{print $1} {attempt}", "x={};{job_dir}"])
 def test_braces_of_a_program_within_shell_text_are_its_own(word: str) -> None:
-    assert placeholders.misplaced(word) == ""
+    assert placeholders.find_misplaced(word) == ""
 
 
 def test_an_environment_has_the_values_of_an_attempt() -> None:
     env = {"ORCH_CHECKPOINT_DIR": "/j/checkpoints", "ORCH_RESUME_FROM": "", "ORCH_ATTEMPT": "2", "A": "b"}
-    values = placeholders.of_environment(env)
+    values = placeholders.values_from_environment(env)
     text = "{checkpoint_dir} {job_dir}/x {attempt} {resume_from}$ORCH_ATTEMPT $A ${checkpoint_dir} {path}"
     assert placeholders.fill(text, values) == "/j/checkpoints /j/x 2 2 $A ${checkpoint_dir} {path}"
-    assert placeholders.of_environment({}) == {}
+    assert placeholders.values_from_environment({}) == {}

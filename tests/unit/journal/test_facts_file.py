@@ -13,14 +13,14 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core import observations
-from orchestrator.core.checkpoints.choice import Checkpoint
-from orchestrator.core.checkpoints.save import SaveState
+from orchestrator.core.checkpoints.checkpoint import CheckpointState
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import reports
 from orchestrator.journal import facts_file, journal_file
 from orchestrator.journal.job_record import Record
-from orchestrator.journal.journal_file import Journal, read_only
-from orchestrator.journal.lost_journal import JournalError
+from orchestrator.journal.journal_file import Journal, read_kinds
+from orchestrator.journal.journal_integrity import JournalError
 from tests.support import jobs
 from tests.support.frames import frame
 
@@ -31,16 +31,16 @@ _LOOK = observations.RankInspection(
 )  # fmt: skip
 TALE: tuple[News, ...] = (
     *jobs.crashed_once(),
-    jobs.saved(11.0, number=2, main="last.pt", attempt=2, state=SaveState.OPEN),
-    e.BeganElsewhere(11.1, 2, 0, "last.pt", 15),
+    jobs.saved(11.0, number=2, main="last.pt", attempt=2, state=CheckpointState.OPEN),
+    e.ResumedElsewhere(11.1, 2, 0, "last.pt", 15),
     jobs.saved(11.1, number=2, main="last.pt", attempt=2, step=15, stated=15),
     e.FromNode(11.2, "node-0", reports.Inspected(2, 1, (_LOOK,))),
-    d.Notice(11.3, "slow", 2, d.Topic.SLOW, "3"),
-    d.Notice(11.4, "it moves", 2, d.Topic.HANG, withdrawn=True),
+    d.Notice(11.3, "slow", 2, d.NoticeTopic.SLOW, "3"),
+    d.Notice(11.4, "it moves", 2, d.NoticeTopic.HANG, withdrawn=True),
     *jobs.crash(2, 12.0, 30, 50),
-    d.CompareSave(12.6, "before attempt 3: last.pt", 2, 2, False),
-    e.SaveCompared(12.7, 2, 2, "last.pt is gone"),
-    d.DistrustSave(12.8, "attempts 1 and 2 ended alike", 2, 2, is_certain=False),
+    d.CompareCheckpoint(12.6, "before attempt 3: last.pt", 2, 2, False),
+    e.CheckpointCompared(12.7, 2, 2, "last.pt is gone"),
+    d.DistrustCheckpoint(12.8, "attempts 1 and 2 ended alike", 2, 2, is_certain=False),
     jobs.end(2, 13.0, d.JobEnd.FAILED, "crash"),
     jobs.submitted(14.0)[0],
     e.SupervisorStarted(14.1, 9),
@@ -67,7 +67,7 @@ def _write(job: JobDir, news: tuple[News, ...], kept_after: int) -> Record:
 def test_wherever_it_was_written_down_it_comes_to_the_same(tmp_path: Path, kept_after: int) -> None:
     job = JobDir(tmp_path)
     record = _write(job, TALE, kept_after)
-    assert facts_file._kept(job) is not None and facts_file.read(job) == record
+    assert facts_file._read_facts(job) is not None and facts_file.read(job) == record
     job.facts.unlink()
     assert facts_file.read(job) == record
 
@@ -117,7 +117,7 @@ def test_one_that_does_not_fit_is_passed_over(tmp_path: Path, harm: Callable[[Jo
     _write(job, TALE[:12], 10)
     harm(job)
     whole.journal.write_bytes(job.journal.read_bytes())
-    assert facts_file._kept(job) is None
+    assert facts_file._read_facts(job) is None
     assert facts_file.read(job) == facts_file.read(whole)
 
 
@@ -137,10 +137,10 @@ def test_whatever_befalls_its_bytes_the_journal_tells_the_same(
 
 def test_a_few_kinds_of_news_are_found_among_all(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
-    assert list(read_only(job.journal, d.Launch)) == []
+    assert list(read_kinds(job.journal, d.Launch)) == []
     _write(job, TALE, 1)
     kinds = (d.Launch, reports.Exited)
-    assert list(read_only(job.journal, *kinds)) == [
+    assert list(read_kinds(job.journal, *kinds)) == [
         one for one in TALE if isinstance(journal_file.content(one), kinds)
     ]
     assert len(list(journal_file.read(job.journal))) == len(TALE)

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
-from orchestrator.core.checkpoints.choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
 from orchestrator.core.wire import reports
 from orchestrator.journal import goodput
 from orchestrator.journal.goodput import Goodput, Loss
@@ -24,7 +24,7 @@ RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 20)]
 def _account(news: Sequence[News], until_s: float | None = None, submitted_s: float = 0.0) -> Goodput:
     until_wall_s = None if until_s is None else jobs.BEGAN_S + until_s
     record = jobs.record(jobs.entries(news))
-    return goodput.of_record(record, until_wall_s, jobs.BEGAN_S + submitted_s)
+    return goodput.from_record(record, until_wall_s, jobs.BEGAN_S + submitted_s)
 
 
 def _course(of: Goodput, rank: int = 0) -> list[tuple[str, float, float]]:
@@ -86,7 +86,15 @@ def test_the_time_between_a_job_s_end_and_its_resume_is_none_of_its_own() -> Non
 def test_a_failure_after_a_resume_is_recovered_from_as_any_other() -> None:
     ended = [d.Finish(8.0, "done", 1), jobs.end(1, 9.0, d.JobEnd.FAILED, "done")]
     lost = d.Verdict(
-        d.Kind.NODE_LOST, (), "node-1", "gone", (), d.Signature(d.Kind.NODE_LOST), None, 0.0, True
+        d.VerdictKind.NODE_LOST,
+        (),
+        "node-1",
+        "gone",
+        (),
+        d.FailureSignature(d.VerdictKind.NODE_LOST),
+        None,
+        0.0,
+        True,
     )
     resumed = [e.ResumeRequested(100.0, 1), jobs.again(2, 101.0, SAVE), d.Judge(105.0, "gone", 2, lost)]
     found = _account(
@@ -117,13 +125,23 @@ def test_the_time_after_the_last_rank_has_ended_well_is_no_time_of_steps() -> No
 
 
 def test_a_hang_that_a_person_ended_is_booked_as_the_hang_that_was_noticed() -> None:
-    hang = d.Verdict(d.Kind.HANG, (2,), "node-1", "rank 2 hangs", (), d.Signature(d.Kind.HANG), 20, 6.0, True)
-    noticed = d.Notice(30.0, hang.summary, 1, d.Topic.HANG, verdict=hang)
-    asked = d.Finish(40.0, "a restart requested by the user", 1, d.Ending.RESTART)
+    hang = d.Verdict(
+        d.VerdictKind.HANG,
+        (2,),
+        "node-1",
+        "rank 2 hangs",
+        (),
+        d.FailureSignature(d.VerdictKind.HANG),
+        20,
+        6.0,
+        True,
+    )
+    noticed = d.Notice(30.0, hang.summary, 1, d.NoticeTopic.HANG, verdict=hang)
+    asked = d.Finish(40.0, "a restart requested by the user", 1, d.AttemptEnd.RESTART)
     found = _account([*RUNNING, noticed, asked, jobs.again(2, 41.0, SAVE), *jobs.running(2, 41.1, 5)])
     assert ("detecting", 6.0, 40.0) in _course(found)
     assert list(found.losses()) == [Loss(1, "hang", "node-1")]
-    withdrawn = d.Notice(35.0, "the job makes progress again", 1, d.Topic.HANG, withdrawn=True)
+    withdrawn = d.Notice(35.0, "the job makes progress again", 1, d.NoticeTopic.HANG, withdrawn=True)
     found = _account(
         [*RUNNING, noticed, withdrawn, asked, jobs.again(2, 41.0, SAVE), *jobs.running(2, 41.1, 5)]
     )
@@ -139,27 +157,27 @@ def test_a_window_cuts_spans_and_what_failures_cost() -> None:
 
 def test_ranks_that_did_the_same_are_kept_together() -> None:
     record = jobs.record(jobs.entries(jobs.crashed_once()))
-    together = goodput.of_record(record)
+    together = goodput.from_record(record)
     assert {span.ranks for span in together.spans} == {RANKS}
 
 
 def test_a_machine_that_sleeps_counts_as_what_it_did_before() -> None:
     """The job clock may stand still while a submit machine sleeps, and its hosts train on."""
     entries = jobs.entries(jobs.crashed_once())
-    awake = goodput.of_record(jobs.record(entries)).rank_seconds()
+    awake = goodput.from_record(jobs.record(entries)).rank_seconds()
     second = [number for number, entry in enumerate(entries) if isinstance(entry.news, d.BeginAttempt)][1]
     for entry in entries[second:]:
         object.__setattr__(entry, "wall_s", entry.wall_s + 3600.0)
-    asleep = goodput.of_record(jobs.record(entries)).rank_seconds()
+    asleep = goodput.from_record(jobs.record(entries)).rank_seconds()
     assert sum(asleep.values()) - sum(awake.values()) == pytest.approx(RANKS * 3600.0)
 
 
 def test_a_clock_that_was_set_back_takes_no_time_away() -> None:
     entries = jobs.entries(jobs.crashed_once())
-    right = goodput.of_record(jobs.record(entries))
+    right = goodput.from_record(jobs.record(entries))
     for entry in entries[-10:]:
         object.__setattr__(entry, "wall_s", entry.wall_s - 3600.0)
-    assert goodput.of_record(jobs.record(entries)) == right
+    assert goodput.from_record(jobs.record(entries)) == right
 
 
 def test_the_time_of_a_spare_is_on_top() -> None:

@@ -12,11 +12,11 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core import observations
-from orchestrator.core.checkpoints.choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
 from orchestrator.core.wire import reports
 from orchestrator.core.wire.reports import RankHeartbeat, SignTimes
-from orchestrator.journal.journal_file import JobClock, Journal, Stamp, read
-from orchestrator.journal.lost_journal import JournalError
+from orchestrator.journal.journal_file import ClockStamp, JobClock, Journal, read
+from orchestrator.journal.journal_integrity import JournalError
 from tests.support.fake_disk import FakeDisk
 from tests.support.frames import frame
 
@@ -101,12 +101,12 @@ def test_the_clock_of_a_new_job_starts_at_nothing() -> None:
 
 
 def test_within_a_boot_the_monotonic_clock_bridges_the_gap_and_across_boots_the_wall_clock() -> None:
-    latest = Stamp(100.0, time.time() - 500, time.monotonic() - 50, "machine")
+    latest = ClockStamp(100.0, time.time() - 500, time.monotonic() - 50, "machine")
     assert 150.0 <= JobClock("machine", latest).now_s() < 160.0
     assert 600.0 <= JobClock("another boot", latest).now_s() < 610.0
 
 
 def test_the_clock_never_runs_backwards() -> None:
-    future = Stamp(100.0, time.time() + 500, time.monotonic() + 500, "machine")
+    future = ClockStamp(100.0, time.time() + 500, time.monotonic() + 500, "machine")
     for machine in ("machine", "another boot"):
         assert 100.0 <= JobClock(machine, future).now_s() < 105.0

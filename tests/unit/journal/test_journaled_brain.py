@@ -11,7 +11,7 @@ import pytest
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.shown import Measured, Training, Usage
+from orchestrator.core.status_types import ReportedNumber, Training, Usage
 from orchestrator.core.wire.reports import Heartbeat
 from orchestrator.journal import journal_file
 from orchestrator.journal.journaled_brain import JournaledBrain
@@ -19,7 +19,7 @@ from tests.support import jobs
 from tests.support.fake_disk import FakeDisk
 from tests.support.saved_files import saved
 
-USAGE, TRAINING = Usage(1.5, 1 << 30, 0.9, 1 << 33), Training(Measured(1.25), None, 0.5, 60.0, 100)
+USAGE, TRAINING = Usage(1.5, 1 << 30, 0.9, 1 << 33), Training(ReportedNumber(1.25), None, 0.5, 60.0, 100)
 
 
 @pytest.fixture
@@ -40,20 +40,20 @@ def _written(job: JobDir) -> list[str]:
 
 def test_a_report_is_acknowledged_once_it_is_on_disk(job: JobDir) -> None:
     memory = _begun(job)
-    memory.learn_kept([e.AgentDisconnected(1.0, "node-0")], "boot", 7)
-    assert memory.has("boot", 7) and memory.acked("boot") == 0
+    memory.learn_reliable([e.AgentDisconnected(1.0, "node-0")], "boot", 7)
+    assert memory.has_report("boot", 7) and memory.acked_seq("boot") == 0
     memory.sync()
-    assert memory.acked("boot") == 7
-    assert JournaledBrain(job, "machine").acked("boot") == 7, "and it is still known after a crash"
+    assert memory.acked_seq("boot") == 7
+    assert JournaledBrain(job, "machine").acked_seq("boot") == 7, "and it is still known after a crash"
 
 
 def test_what_is_received_is_known_of_the_agent_that_sent_it_whoever_it_tells_of(job: JobDir) -> None:
     memory = _begun(job)
-    memory.learn_kept([e.AgentDisconnected(1.0, "node-1")], "boot-of-node-1", 3)
-    memory.learn_kept([e.SaveChanged(2.0, saved(1))], "boot-of-node-0", 7)
+    memory.learn_reliable([e.AgentDisconnected(1.0, "node-1")], "boot-of-node-1", 3)
+    memory.learn_reliable([e.CheckpointChanged(2.0, saved(1))], "boot-of-node-0", 7)
     memory.sync()
     for known in (memory, JournaledBrain(job, "machine")):
-        assert (known.acked("boot-of-node-0"), known.acked("boot-of-node-1")) == (7, 3)
+        assert (known.acked_seq("boot-of-node-0"), known.acked_seq("boot-of-node-1")) == (7, 3)
 
 
 def test_steps_and_numbers_do_not_make_the_journal_longer_and_are_known_to_the_next_supervisor(

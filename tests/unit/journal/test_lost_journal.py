@@ -11,14 +11,14 @@ import pytest
 from orchestrator.client import remote_files
 from orchestrator.client.job import Job
 from orchestrator.core import codec
+from orchestrator.core.checkpoints.checkpoint import CheckpointState
 from orchestrator.core.checkpoints.ledger import Ledger
-from orchestrator.core.checkpoints.save import SaveState
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import PlannedSsh
-from orchestrator.journal import facts_file, journal_file, lost_journal
-from orchestrator.journal.lost_journal import JournalError
+from orchestrator.journal import facts_file, journal_file, journal_integrity
+from orchestrator.journal.journal_integrity import JournalError
 from tests.support import folders, jobs
 from tests.support.saved_files import saved
 
@@ -27,7 +27,7 @@ SSH = PlannedSsh(None, None, "", "~/.orch", (), None)
 
 def _saved(job: JobDir) -> None:
     ledger = Ledger(job.root, job.ledger)
-    ledger.put(saved(1, state=SaveState.WHOLE))
+    ledger.put(saved(1, state=CheckpointState.WHOLE))
     ledger.flush()
 
 
@@ -42,11 +42,11 @@ TRACES: dict[str, Callable[[JobDir], object]] = {
 @pytest.mark.parametrize("trace", TRACES)
 def test_a_job_that_has_left_anything_does_not_begin_from_nothing(tmp_path: Path, trace: str) -> None:
     job = _without_journal(tmp_path)
-    lost_journal.require_journal(job)  # it may begin
+    journal_integrity.require_journal(job)  # it may begin
     TRACES[trace](job)
     for how in ("is gone", "is empty"):
         with pytest.raises(JournalError, match=f"the journal {how}") as told:
-            lost_journal.require_journal(job)
+            journal_integrity.require_journal(job)
         assert f"orch resume it --from a checkpoint in {job.checkpoints}" in told.value.fix
         job.journal.write_text('{"news": {"attempt":9, "ki')  # a line that was never finished
 
@@ -56,9 +56,9 @@ def test_agents_that_are_still_at_work_are_named_with_the_command_that_ends_them
     job.ended.touch()
     lock = job.node("node-0") / "agent.lock"
     lock.parent.mkdir(parents=True)
-    with locks.held(lock, 1.0), pytest.raises(JournalError) as told:
-        lost_journal.require_journal(job)
-    who = locks.holder(lock)
+    with locks.hold(lock, 1.0), pytest.raises(JournalError) as told:
+        journal_integrity.require_journal(job)
+    who = locks.read_holder(lock)
     assert who is not None and f"stop what still runs: kill {who.pid} on {who.host}" in told.value.fix
 
 
@@ -82,14 +82,14 @@ def test_a_journal_shorter_than_the_facts_know_it_is_lost_and_one_that_grows_or_
     facts_file.write(job, facts_file.read(job), job.journal.stat().st_size)
     for whole in ([*lines, b'{"n":'], [*lines, lines[-1]]):
         job.journal.write_bytes(b"".join(whole))
-        assert not lost_journal.lack(job)
+        assert not journal_integrity.find_loss(job)
     job.journal.write_bytes(b"".join(lines[:-1]))
-    assert "the journal was cut: it has" in lost_journal.lack(job)
+    assert "the journal was cut: it has" in journal_integrity.find_loss(job)
     with pytest.raises(JournalError, match="was cut"):
         Job(job).resume()
     job.journal.unlink()
     job.ended.unlink()
-    assert lost_journal.lack(job) == "the journal is gone", "the facts outlive it"
+    assert journal_integrity.find_loss(job) == "the journal is gone", "the facts outlive it"
 
 
 def test_a_journal_that_ends_before_an_attempt_that_the_folder_shows_is_cut(tmp_path: Path) -> None:

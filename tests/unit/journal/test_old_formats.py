@@ -14,7 +14,7 @@ from orchestrator.client import post_mortem
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.wire import reports
 from orchestrator.journal import journal_file, old_formats
-from orchestrator.journal.lost_journal import JournalError
+from orchestrator.journal.journal_integrity import JournalError
 from orchestrator.supervisor.status import status
 from tests.support import golden, jobs
 
@@ -30,11 +30,11 @@ def _unpacked(old: Path, folder: Path) -> Path:
 @pytest.mark.parametrize("old", OLD, ids=lambda path: f"{path.parent.name}-{path.name.partition('.')[0]}")
 def test_an_old_journal_comes_to_what_it_came_to(old: Path, tmp_path: Path) -> None:
     record = jobs.record(journal_file.read(_unpacked(old, tmp_path)))
-    now = jobs.moment(record.facts.heard_at)
+    now = jobs.moment(record.facts.last_event_at)
     found = {
         "why": post_mortem.why(jobs.plan(), record),
-        "status": status_file.as_json(status(jobs.plan(), record.facts, now, {})),
-        "received": record.received,
+        "status": status_file.to_json(status(jobs.plan(), record.facts, now, {})),
+        "received": record.last_report,
     }
     name = f"journal-{old.parent.name.removeprefix('format_')}-{old.name.partition('.')[0]}.json"
     golden.check(name, json.dumps(found, indent=1) + "\n")
@@ -50,7 +50,7 @@ def test_the_old_journals_hold_every_kind_that_changed() -> None:
 
 def test_one_kind_of_an_old_journal_is_read_alone(tmp_path: Path) -> None:
     path = _unpacked(OLD[0], tmp_path)
-    found = list(journal_file.read_only(path, d.Judge, reports.Exited))
+    found = list(journal_file.read_kinds(path, d.Judge, reports.Exited))
     wanted = [entry.news for entry in journal_file.read(path)]
     assert found == [
         one for one in wanted if isinstance(journal_file.content(one), (d.Judge, reports.Exited))

@@ -10,7 +10,7 @@ from orchestrator.programs import mcp_server
 
 def test_an_argument_of_an_unknown_name_is_an_error() -> None:
     for action, about in mcp_server.TOOLS.items():
-        tool = mcp_server._tool(action, *about)
+        tool = mcp_server._make_tool(action, *about)
         assert tool.parameters["additionalProperties"] is False
         with pytest.raises(ValidationError, match="rank\n  Extra inputs are not permitted"):
             tool.fn_metadata.arg_model.model_validate({"job": "t", "spec": "s", "key": "k", "rank": 1})

@@ -9,10 +9,10 @@ from pathlib import Path
 import prometheus_client
 
 from orchestrator.core import codec
-from orchestrator.core.host import host_memory
-from orchestrator.core.host.host_memory import Note
+from orchestrator.core.host import host_health
+from orchestrator.core.host.host_health import HostHealth
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.programs.metrics import registry
+from orchestrator.programs.metrics import make_registry
 from tests.support import folders, jobs
 
 
@@ -30,12 +30,12 @@ def test_gpus_are_held_by_jobs_that_go_on_and_the_rest_of_what_a_check_saw_is_fr
         ("broken", "network: cut", 8),
         ("unseen", "", None),
     ):
-        host_memory.write(tmp_path, Note(host, 1.0, fault, gpus=gpus))
+        host_health.write(tmp_path, HostHealth(host, 1.0, fault, gpus=gpus))
     waiting = folders.make(tmp_path, [], name="waiting")
     waiting.slurm.write_text('["8"]')
     for file in (waiting.journal, waiting.state):
         file.unlink()
-    text = prometheus_client.generate_latest(registry(tmp_path)).decode()
+    text = prometheus_client.generate_latest(make_registry(tmp_path)).decode()
     assert f'orch_job_state{{job_id="{waiting.id}",state="QUEUED"}} 1.0' in text
     assert "orch_unreadable_jobs 0.0" in text
     shown = [

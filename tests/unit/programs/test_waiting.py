@@ -10,7 +10,7 @@ import pytest
 from orchestrator.brain.model import decisions as d
 from orchestrator.client.job import Job
 from orchestrator.programs import outcome, waiting
-from orchestrator.programs.waiting import NeedKind, Waited
+from orchestrator.programs.waiting import NeedKind, WaitResult
 from orchestrator.report import page
 from orchestrator.views import cells
 from tests.support import folders, jobs
@@ -26,17 +26,17 @@ def test_a_supervisor_that_is_silent_on_another_machine_needs_a_person(
     backend: str, silent_s: float, kind: NeedKind | None
 ) -> None:
     """Slurm starts one again by itself, and one of this machine is started by the wait."""
-    need = waiting.need(replace(RUNNING, backend=backend, written_s=silent_s))
+    need = waiting.find_need(replace(RUNNING, backend=backend, written_s=silent_s))
     assert (need.kind if need else None) == kind
 
 
 def test_what_contradicts_the_end_of_a_job_is_told(tmp_path: Path) -> None:
     said = "every rank exited with code 0, and no step was made"
-    news = [*jobs.submitted(), *jobs.running(1, 1.0, 0), d.Notice(2.0, said, 1, d.Topic.END)]
+    news = [*jobs.submitted(), *jobs.running(1, 1.0, 0), d.Notice(2.0, said, 1, d.NoticeTopic.END)]
     news += [d.Finish(2.0, "done", 1), jobs.end(1, 3.0, d.JobEnd.SUCCEEDED, "every rank exited with code 0")]
-    shown = outcome.outcome(Waited(jobs.status(news)), Job(folders.make(tmp_path, news)).why(), "gpt")
+    shown = outcome.outcome(WaitResult(jobs.status(news)), Job(folders.make(tmp_path, news)).why(), "gpt")
     assert (shown["state"], shown["notices"]) == ("SUCCEEDED", [said])
-    assert said in cells.plain(outcome.lines(shown))
+    assert said in cells.plain_text(outcome.lines(shown))
 
 
 @pytest.mark.parametrize("how", [d.JobEnd.CANCELLED, d.JobEnd.FAILED])
@@ -47,7 +47,7 @@ def test_a_crash_that_the_job_survived_is_not_to_blame_for_its_end(tmp_path: Pat
         jobs.end(2, 11.0, how, "Slurm ended it: NODE_FAIL"),
     ]
     why = Job(folders.make(tmp_path, news)).why()
-    shown = outcome.outcome(Waited(jobs.status(news)), why, "gpt")
+    shown = outcome.outcome(WaitResult(jobs.status(news)), why, "gpt")
     assert (shown["verdict"], shown["culprits"]) == (None, []) and "NODE_FAIL" in shown["reason"]
     if how is d.JobEnd.FAILED:
-        assert page.happened(why) == "Slurm ended it: NODE_FAIL"
+        assert page.summarize_failure(why) == "Slurm ended it: NODE_FAIL"

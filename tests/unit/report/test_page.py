@@ -12,9 +12,9 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.client.job import Job
 from orchestrator.core.jobdir import series
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.series import RankSample, Sample
+from orchestrator.core.jobdir.series import Measurement, RankMeasurement
 from orchestrator.core.settings.rank_settings import SetBy, Setting
-from orchestrator.core.shown import Usage
+from orchestrator.core.status_types import Usage
 from orchestrator.report import page
 from tests.support import folders, jobs
 
@@ -34,7 +34,7 @@ def measure(job: JobDir, ranks: int, seconds: int, apart_s: int = 60) -> None:
     writer = series.SeriesWriter(job.series)
     for at in range(0, seconds, apart_s):
         of = tuple(
-            RankSample(
+            RankMeasurement(
                 n,
                 at,
                 7.0 + n % 3,
@@ -45,7 +45,7 @@ def measure(job: JobDir, ranks: int, seconds: int, apart_s: int = 60) -> None:
             )
             for n in range(ranks)
         )
-        writer.add(Sample(jobs.BEGAN_S + at, 1, of))
+        writer.add(Measurement(jobs.BEGAN_S + at, 1, of))
 
 
 def test_the_page_tells_what_happened_and_what_to_do_before_all_else(failed: JobDir) -> None:

@@ -19,9 +19,9 @@ def _files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def made(folder: Path, command: str) -> tuple[JobSpec, str, str]:
     """Return the job, its file, and the notes."""
-    result = from_command.job_file(command, folder, folder)
+    result = from_command.convert_command(command, folder, folder)
     (folder / "job.yaml").write_text(result.text)
-    assert all(one.option and one.text for one in result.became)
+    assert all(one.option and one.text for one in result.conversions)
     return load(folder / "job.yaml").spec, result.text, "\n".join(result.notes)
 
 
@@ -170,7 +170,7 @@ def test_a_line_is_meant_for_the_current_folder_wherever_its_job_file_lies(
 ) -> None:
     (tmp_path / "code" / "src").mkdir(parents=True)
     (tmp_path / "jobs").mkdir()
-    made = from_command.job_file(f"srun {chdir}python train.py", tmp_path / "code", tmp_path / "jobs")
+    made = from_command.convert_command(f"srun {chdir}python train.py", tmp_path / "code", tmp_path / "jobs")
     (tmp_path / "jobs" / "job.yaml").write_text(made.text)
     assert load(tmp_path / "jobs" / "job.yaml").spec.workdir == f"../code{'/src' if chdir else ''}"
 
@@ -197,7 +197,7 @@ def test_another_command_says_what_is_wrong(tmp_path: Path, command: str, fault:
     (tmp_path / "loop.sh").write_text(LOOP)
     (tmp_path / "array.sh").write_text("#!/bin/bash\n#SBATCH -a 1-2\nsrun x\n")
     with pytest.raises(OrchError) as caught:
-        from_command.job_file(command, tmp_path, tmp_path)
+        from_command.convert_command(command, tmp_path, tmp_path)
     assert fault in str(caught.value)
 
 
@@ -220,4 +220,4 @@ def test_a_script_that_reaches_other_hosts_itself_is_refused(
         assert made(tmp_path, "bash run.sh")[0].launch
         return
     with pytest.raises(OrchError, match="starts commands on other hosts"):
-        from_command.job_file("bash run.sh", tmp_path, tmp_path)
+        from_command.convert_command("bash run.sh", tmp_path, tmp_path)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.spec.hosts import HOSTS_MAX, Host, expand, read_file
+from orchestrator.spec.hosts import HOSTS_MAX, HostSpec, expand_range, read_file
 from orchestrator.spec.load import SpecFile, load
 from orchestrator.spec.yaml_document import SpecError
 
@@ -38,7 +38,7 @@ def _names(file: SpecFile) -> list[str]:
     ],
 )
 def test_a_text_stands_for_its_hosts(text: str, names: list[str]) -> None:
-    assert expand(text) == names
+    assert expand_range(text) == names
 
 
 @pytest.mark.parametrize(
@@ -46,13 +46,13 @@ def test_a_text_stands_for_its_hosts(text: str, names: list[str]) -> None:
 )
 def test_a_text_that_is_no_host_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"not a range of hosts|not the name of a host"):
-        expand(text)
+        expand_range(text)
 
 
 @pytest.mark.parametrize("text", ["n[1-9999999999]", "n[0-999]m[0-999]", "n[0-5000]", f"n[1-{'9' * 5000}]"])
 def test_a_range_without_end_is_refused_before_it_is_listed(text: str) -> None:
     with pytest.raises(ValueError, match=f"more than {HOSTS_MAX} hosts"):
-        expand(text)
+        expand_range(text)
 
 
 @pytest.mark.slow
@@ -81,10 +81,10 @@ def test_a_file_describes_its_hosts(tmp_path: Path) -> None:
     file = _load(tmp_path, "{hosts_file: hosts.txt}", FILE)
     place = tmp_path / "hosts.txt"
     assert file.hosts == (
-        Host("gpu1", 8, None, "", ("a100", "ib"), f"{place}:2"),
-        Host("gpu2", 8, None, "", ("a100", "ib"), f"{place}:2"),
-        Host("gpu3", 4, None, "10.0.0.3", ("a100",), f"{place}:4"),
-        Host("cpu1", None, 16, "", (), f"{place}:5"),
+        HostSpec("gpu1", 8, None, "", ("a100", "ib"), f"{place}:2"),
+        HostSpec("gpu2", 8, None, "", ("a100", "ib"), f"{place}:2"),
+        HostSpec("gpu3", 4, None, "10.0.0.3", ("a100",), f"{place}:4"),
+        HostSpec("cpu1", None, 16, "", (), f"{place}:5"),
     )
 
 

@@ -23,15 +23,15 @@ SETTINGS = st.dictionaries(
 
 
 def test_a_job_file_is_as_one_would_write_it() -> None:
-    settings: dict[str, job_writer.Setting] = {
+    settings: dict[str, job_writer.SettingValue] = {
         "name": "train",
         "nodes": 2,
-        "entrypoint": job_writer.entry(["train.py", "--lr", "0.1"]),
+        "entrypoint": job_writer.entrypoint_value(["train.py", "--lr", "0.1"]),
         "env": {"A": "1", "B": "off", "C": "two words", "D": "0.5", "E": "010"},
         "secrets": ["HF_TOKEN"],
         "logs": {"unbuffered": False},
     }
-    assert job_writer.job_file(settings, ["written by `orch run`", ""]) == (
+    assert job_writer.job_file_text(settings, ["written by `orch run`", ""]) == (
         "# written by `orch run`\n"
         "#\n"
         "name: train\n"
@@ -51,23 +51,23 @@ def test_a_job_file_is_as_one_would_write_it() -> None:
 
 @pytest.mark.slow
 @given(SETTINGS)
-def test_what_is_written_is_read_back(settings: dict[str, job_writer.Setting]) -> None:
-    document = yaml_document.compose(job_writer.job_file(settings), "job.yaml")
+def test_what_is_written_is_read_back(settings: dict[str, job_writer.SettingValue]) -> None:
+    document = yaml_document.parse(job_writer.job_file_text(settings), "job.yaml")
     assert document.data == settings
     assert document.faults == []
 
 
 @given(st.lists(TEXTS.filter(bool), min_size=1, max_size=4))
 def test_words_of_an_entry_stay_the_same_words(words: list[str]) -> None:
-    written = job_writer.entry(words)
+    written = job_writer.entrypoint_value(words)
     assert (shlex.split(written) if isinstance(written, str) else written) == words
 
 
 @pytest.mark.parametrize("word", ["two words", "$HOME", "{path}", "", "a'b", "*"])
 def test_words_that_a_shell_would_read_otherwise_stand_in_a_list(word: str) -> None:
-    assert job_writer.entry(["train.py", word]) == ["train.py", word]
+    assert job_writer.entrypoint_value(["train.py", word]) == ["train.py", word]
 
 
 def test_a_long_text_stays_in_one_line() -> None:
     text = " ".join(["word"] * 1000)
-    assert job_writer.job_file({"entrypoint": text}) == f"entrypoint: {text}\n"
+    assert job_writer.job_file_text({"entrypoint": text}) == f"entrypoint: {text}\n"

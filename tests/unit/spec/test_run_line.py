@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.spec.load import SpecError, load
-from orchestrator.spec.run_line import RunLine, job_file, name_of, without_python
+from orchestrator.spec.run_line import RunLine, derive_job_name, make_job_file, split_python
 
 
 def _spell(name: str, value: str) -> str:
@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_only_what_is_said_is_written(path: Path) -> None:
-    file = job_file(RunLine(("train.py", "--lr", "0.1")), path, ["Written by: me"], _spell)
+    file = make_job_file(RunLine(("train.py", "--lr", "0.1")), path, ["Written by: me"], _spell)
     assert file.text == "# Written by: me\nname: train\nentrypoint: train.py --lr 0.1\n"
 
 
@@ -36,7 +36,7 @@ def test_the_text_says_what_was_read_from_the_line(path: Path) -> None:
         settings={"restart": {"max": 0}, "logs.unbuffered": False, "secrets": ["TOKEN"]},
         overrides=("monitor.hang_timeout=off", 'checkpoint.path="*.pt"'),
     )
-    file = job_file(line, path, (), _spell)
+    file = make_job_file(line, path, (), _spell)
     path.write_text(file.text)
     assert load(path).spec == file.spec
     assert file.spec.entry.args == ("--note", "two words", "$X")
@@ -52,23 +52,26 @@ def test_an_installed_python_program_is_the_one_rank_or_starts_the_ranks(
         (path.parent / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(path.parent), prepend=":")
     words = ("tune", "run", "full.py")
-    one = job_file(RunLine(words), path, (), _spell).spec.entry
+    one = make_job_file(RunLine(words), path, (), _spell).spec.entry
     assert (one.kind, one.target) == ("command", "tune run full.py")
-    many = job_file(RunLine(words, procs=2), path, (), _spell).spec.entry
+    many = make_job_file(RunLine(words, procs=2), path, (), _spell).spec.entry
     assert (many.kind, many.target) == ("launch", "tune run full.py")
-    assert job_file(RunLine(("ls2", "x")), path, (), _spell).spec.entry.kind != "launch"
+    assert make_job_file(RunLine(("ls2", "x")), path, (), _spell).spec.entry.kind != "launch"
 
 
 def test_hosts_mean_ssh_and_all_of_them(path: Path) -> None:
-    spec = job_file(RunLine(("train.py",), hosts="gpu[01-03],big"), path, (), _spell).spec
+    spec = make_job_file(RunLine(("train.py",), hosts="gpu[01-03],big"), path, (), _spell).spec
     assert (spec.backend, spec.nodes, spec.ssh.hosts) == ("ssh", 4, ("gpu[01-03]", "big"))
-    assert job_file(RunLine(("train.py",), nodes=2, hosts=["a", "b", "c"]), path, (), _spell).spec.nodes == 2
+    assert (
+        make_job_file(RunLine(("train.py",), nodes=2, hosts=["a", "b", "c"]), path, (), _spell).spec.nodes
+        == 2
+    )
 
 
 def test_a_fault_names_the_option(path: Path) -> None:
     line = RunLine(("trian.py",), nodes=0, gpus="many", name="a/b", env={"1A": "x"}, overrides=("x=1",))
     with pytest.raises(SpecError) as caught:
-        job_file(line, path, (), _spell)
+        make_job_file(line, path, (), _spell)
     faults = str(caught.value)
     for start in (
         "--nodes 0: must",
@@ -87,7 +90,7 @@ def test_a_fault_names_the_option(path: Path) -> None:
     ["uv run train.py", "uv run --with torch pkg/train.py", "pixi run python train.py"],
 )
 def test_a_program_with_an_environment_of_its_own_is_a_command(path: Path, line: str) -> None:
-    entry = job_file(RunLine(tuple(line.split())), path, (), _spell).spec.entry
+    entry = make_job_file(RunLine(tuple(line.split())), path, (), _spell).spec.entry
     assert (entry.kind, " ".join(entry.args) or entry.target) == ("command", line)
 
 
@@ -103,7 +106,7 @@ def test_a_program_with_an_environment_of_its_own_is_a_command(path: Path, line:
 )  # fmt: skip
 def test_a_launch_line_is_launch_as_it_was_typed(path: Path, words: str, launch: str) -> None:
     line = RunLine(tuple(words.split()), procs=2)
-    file = job_file(line, path, (), _spell)
+    file = make_job_file(line, path, (), _spell)
     assert (file.spec.entry.kind, file.spec.entry.target) == ("launch", launch)
     assert f"\nlaunch: {launch}\n" in file.text
 
@@ -123,7 +126,7 @@ def test_a_launch_line_is_launch_as_it_was_typed(path: Path, words: str, launch:
     ],
 )
 def test_a_job_is_named_by_its_script(line: str, name: str) -> None:
-    assert name_of(line.split(" ")) == name
+    assert derive_job_name(line.split(" ")) == name
 
 
 @pytest.mark.parametrize(
@@ -138,4 +141,4 @@ def test_a_job_is_named_by_its_script(line: str, name: str) -> None:
     ],
 )
 def test_a_leading_interpreter_is_the_jobs_python(line: str, python: str, rest: str) -> None:
-    assert without_python(line.split()) == (python, tuple(rest.split()))
+    assert split_python(line.split()) == (python, tuple(rest.split()))

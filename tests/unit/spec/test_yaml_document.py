@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from orchestrator.spec import yaml_document
 from orchestrator.spec.load import JobSpec, json_schema, load
-from orchestrator.spec.yaml_document import Document, SpecError, compose, read
+from orchestrator.spec.yaml_document import Document, SpecError, parse, read_text
 from tests.unit.spec.test_load import GOOD, HEAD
 
 BOMB_S_MAX = 5.0
@@ -27,43 +27,43 @@ EXAMPLES_MAX = 150
 def fault_of(text: str) -> str:
     """Return the words of the fault that stops the reading of `text`."""
     with pytest.raises(SpecError) as caught:
-        compose(text, "job.yaml")
+        parse(text, "job.yaml")
     return str(caught.value)
 
 
 def test_every_scalar_stays_the_text_that_was_written() -> None:
-    assert compose("a: [off, 1:30, 010, 2024-01-01, 1e3, 0x10, yes, 'null', 1_000]\n", "job.yaml").data == {
+    assert parse("a: [off, 1:30, 010, 2024-01-01, 1e3, 0x10, yes, 'null', 1_000]\n", "job.yaml").data == {
         "a": ["off", "1:30", "010", "2024-01-01", "1e3", "0x10", "yes", "null", "1_000"]
     }
 
 
 @pytest.mark.parametrize("nothing", ["", "~", "null", "NULL"])
 def test_an_unquoted_nothing_is_none(nothing: str) -> None:
-    assert compose(f"a: {nothing}\n", "job.yaml").data == {"a": None}
+    assert parse(f"a: {nothing}\n", "job.yaml").data == {"a": None}
 
 
 def test_keys_and_list_items_know_their_lines() -> None:
-    document = compose("a: 1\n\nb:\n  c:\n    - x\n    - y\n", "dir/job.yaml")
+    document = parse("a: 1\n\nb:\n  c:\n    - x\n    - y\n", "dir/job.yaml")
     assert document.where("a") == "dir/job.yaml:1: a"
     assert document.where("b.c") == "dir/job.yaml:4: b.c"
     assert document.where("b.c[1]") == "dir/job.yaml:6: b.c[1]"
 
 
 def test_an_absent_key_has_its_nearest_parents_line_or_none() -> None:
-    document = compose("a:\n  b: 1\n", "job.yaml")
+    document = parse("a:\n  b: 1\n", "job.yaml")
     assert document.where("a.c.d") == "job.yaml:1: a.c.d"
     assert document.where("z") == "job.yaml: z"
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 def test_a_bom_and_windows_line_ends_are_taken(ending: str) -> None:
-    document = compose(f"\ufeffa: 1{ending}b: 2{ending}", "job.yaml")
+    document = parse(f"\ufeffa: 1{ending}b: 2{ending}", "job.yaml")
     assert document.data == {"a": "1", "b": "2"}
     assert document.where("b") == "job.yaml:2: b"
 
 
 def test_aliases_are_read() -> None:
-    assert compose("a: &x {b: 1}\nc: *x\n", "job.yaml").data == {"a": {"b": "1"}, "c": {"b": "1"}}
+    assert parse("a: &x {b: 1}\nc: *x\n", "job.yaml").data == {"a": {"b": "1"}, "c": {"b": "1"}}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_is_no_job_file_gets_one_line(text: str, said: str) -> None:
 
 def test_faults_that_leave_the_rest_readable_are_collected() -> None:
     text = 'a: 1\na: 2\nb: !!python/object:os.system x\nc: &y {d: 1}\ne:\n  <<: *y\n? [a]\n: b\nf: "\\0"\n"\\ud800": 1\n'
-    document = compose(text, "job.yaml")
+    document = parse(text, "job.yaml")
     assert [str(fault) for fault in document.faults] == [
         "job.yaml:2: a: is written twice, first at job.yaml:1",
         'job.yaml:3: b: the tag "tag:yaml.org,2002:python/object:os.system" is not read; write the value plainly',
@@ -139,7 +139,7 @@ def test_a_bomb_meets_a_limit_before_it_goes_off(text: str) -> None:
 def test_the_first_faults_are_shown_and_the_rest_counted() -> None:
     text = "a: 1\n" + "a: 2\n" * 70
     with pytest.raises(SpecError) as caught:
-        raise SpecError(compose(text, "job.yaml").faults)
+        raise SpecError(parse(text, "job.yaml").faults)
     lines = str(caught.value).splitlines()
     assert len(lines) == yaml_document.FAULTS_MAX + 1
     assert lines[-1] == "and 20 more faults"
@@ -165,14 +165,14 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
         ("big.yaml", "big.yaml: is larger than 256 KiB"),
     ):
         with pytest.raises(SpecError) as caught:
-            read(tmp_path / name)
+            read_text(tmp_path / name)
         assert said in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
 def overridden(argument: str) -> Document:
     """Return a small document with an override put in."""
-    document = compose("a: &x {b: 1, c: 2}\nd: *x\ne: 3\n", "job.yaml")
+    document = parse("a: &x {b: 1, c: 2}\nd: *x\ne: 3\n", "job.yaml")
     document.override(argument)
     return document
 

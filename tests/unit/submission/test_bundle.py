@@ -119,7 +119,7 @@ def test_what_cannot_be_kept_beside_the_code_is_kept_in_the_job_home(
     assert not home.exists()  # it is not for us to make
     home.mkdir()
     made = bundle.build(home)
-    monkeypatch.setattr(bundle, "_zipped", lambda files: pytest.fail("compiled again"))
+    monkeypatch.setattr(bundle, "_zip_files", lambda files: pytest.fail("compiled again"))
     assert bundle.build(home) == made
 
 

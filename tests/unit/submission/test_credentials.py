@@ -13,13 +13,13 @@ import pytest
 
 from orchestrator import __main__ as entry
 from orchestrator.agent.bootstrap import job_folder
-from orchestrator.agent.process import keeper
+from orchestrator.agent.process import agent_monitor
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir import durable
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.submission import credentials
-from orchestrator.supervisor import guard, translation
+from orchestrator.supervisor import supervisor_watchdog, translation
 from tests.support import fake_host, jobs
 from tests.support.fake_backend import folder_of
 
@@ -27,7 +27,7 @@ from tests.support.fake_backend import folder_of
 def test_private_files_are_private_and_secrets_are_kept_apart_from_the_environment(tmp_path: Path) -> None:
     environ = {"HF_TOKEN": "hf_0123456789abcdef", "HF_HOME": "/data/hf", "RANK": "7"}
     folder = tmp_path / "secrets"
-    credentials.fill(folder, jobs.plan(secrets=["HF_TOKEN"]), environ, "https://h.example/t0ken")
+    credentials.write_credentials(folder, jobs.plan(secrets=["HF_TOKEN"]), environ, "https://h.example/t0ken")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     assert json.loads((folder / "secrets.json").read_text()) == {"HF_TOKEN": environ["HF_TOKEN"]}
@@ -65,7 +65,7 @@ def test_no_supervisor_works_with_damaged_secrets_and_it_says_so_in_one_line(
     with pytest.raises(ClusterError) as told:
         translation.read_secrets(job)
     assert told.value.fix and told.value.where.startswith(str(job.secrets))
-    assert entry.main(["supervise", str(job.root)]) == guard.UNFIT
+    assert entry.main(["supervise", str(job.root)]) == supervisor_watchdog.EXIT_UNFIT_FOLDER
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"{job.secrets}/") and "submit it again" in line
 
@@ -77,7 +77,7 @@ def test_a_certificate_or_a_key_with_another_text_in_its_frame_is_said_in_one_li
     job, _ = folder_of(tmp_path)
     first, *_, last = (job.secrets / name).read_text().splitlines()
     (job.secrets / name).write_text(f"{first}\nAAAA\n{last}\n")
-    assert entry.main(["supervise", str(job.root)]) == guard.UNFIT
+    assert entry.main(["supervise", str(job.root)]) == supervisor_watchdog.EXIT_UNFIT_FOLDER
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"{job.secrets}/certificate.pem: ") and "submit it again" in line
 
@@ -93,17 +93,17 @@ def test_no_agent_works_with_a_token_that_is_empty_or_torn(
     config = fake_host.config(root=str(tmp_path), token=token)
     line = io.TextIOWrapper(io.BytesIO(codec.dumps(config).encode() + b"\n"))
     monkeypatch.setattr(sys, "stdin", line)
-    assert keeper.main(lambda _, pulse: pytest.fail("an agent was started"), is_launched=True) == 1
+    assert agent_monitor.main(lambda _, pulse: pytest.fail("an agent was started"), is_launched=True) == 1
     assert "its token is empty or incomplete" in capfd.readouterr().out
     job = JobDir(tmp_path)
     job.secrets.mkdir()
     (job.secrets / "token").write_text(token)
-    assert not job_folder.is_own(job, token), "an empty folder would pass for the job's own"
+    assert not job_folder.is_submit_folder(job, token), "an empty folder would pass for the job's own"
 
 
 def test_secrets_are_on_disk_before_the_job_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(durable, "sync_folder", synced.append)
     monkeypatch.setattr(credentials, "sync_folder", synced.append)
-    credentials.fill(tmp_path / "secrets", jobs.plan(secrets=[]), {}, None)
+    credentials.write_credentials(tmp_path / "secrets", jobs.plan(secrets=[]), {}, None)
     assert synced == [*[tmp_path / "secrets"] * 5, tmp_path]

@@ -11,9 +11,9 @@ from orchestrator.core import codec
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedSsh
-from orchestrator.core.planned import PlannedNode, PlannedPool, QueueTerms
-from orchestrator.core.settings.rank_env import NodePlan, inherited, node_env
-from orchestrator.spec.hosts import Host
+from orchestrator.core.plan_types import PlannedNode, PlannedPool, QueueTerms
+from orchestrator.core.settings.rank_env import NodePlan, inherited_env, node_env
+from orchestrator.spec.hosts import HostSpec
 from orchestrator.spec.load import JobSpec, SpecFile
 from orchestrator.submission import planner
 from orchestrator.submission.planner import Inventory
@@ -22,19 +22,24 @@ from tests.support import jobs
 JOB = JobDir.at(jobs.ROOT)
 PYTHON = "/opt/venv/bin/python"
 SEED = zlib.crc32(jobs.ID.encode())
-LAB = (Host("gpu1", 8, None, "10.0.0.1"), Host("gpu2", 8), Host("gpu3", 4), Host("cpu1", None, 16))
+LAB = (
+    HostSpec("gpu1", 8, None, "10.0.0.1"),
+    HostSpec("gpu2", 8),
+    HostSpec("gpu3", 4),
+    HostSpec("cpu1", None, 16),
+)
 
 
-def _file(*hosts: Host, **fields: Any) -> SpecFile:
+def _file(*hosts: HostSpec, **fields: Any) -> SpecFile:
     given = {**jobs.MINIMAL, "backend": "ssh", "ssh": {"hosts": "x"}, **fields}
     data = {key: value for key, value in given.items() if value is not None}
     old = jobs.spec_file()
     return SpecFile(old.path, "", JobSpec.model_validate(data), old.folder, old.workdir, hosts=hosts or LAB)
 
 
-def _plan(*hosts: Host, asked: int | None = None, **fields: Any) -> Plan:
+def _plan(*hosts: HostSpec, asked: int | None = None, **fields: Any) -> Plan:
     there = Inventory("laptop", (), PYTHON, asked)
-    return planner.plan(_file(*hosts, **fields), there, jobs.ID, jobs.BEGAN_S)
+    return planner.plan_job(_file(*hosts, **fields), there, jobs.ID, jobs.BEGAN_S)
 
 
 def test_hosts_come_in_the_users_order_without_ranks_or_gpus() -> None:
@@ -44,24 +49,24 @@ def test_hosts_come_in_the_users_order_without_ranks_or_gpus() -> None:
         PlannedNode("gpu3", "gpu3", "", (), (), 0), PlannedNode("cpu1", "cpu1", "", (), (), 16),
     )  # fmt: skip
     assert plan.pool == PlannedPool(nodes=2, ranks_each=2, gpus_each=0, spares=0, seed=SEED)
-    assert (plan.world_size, plan.size) == (4, "4 ranks on 2 nodes, out of 4 hosts, on CPUs")
+    assert (plan.world_size, plan.size_text) == (4, "4 ranks on 2 nodes, out of 4 hosts, on CPUs")
 
 
 def test_hosts_that_are_known_to_be_too_small_are_left_out() -> None:
     plan = _plan(procs_per_node=None, gpus_per_node=8, spares=1)
     assert [node.name for node in plan.nodes] == ["gpu1", "gpu2", "cpu1"]
     assert plan.pool == PlannedPool(nodes=2, ranks_each=8, gpus_each=8, spares=1, seed=SEED)
-    assert plan.size == "16 ranks on 2 nodes, 1 spare, out of 3 hosts, on 16 GPUs"
+    assert plan.size_text == "16 ranks on 2 nodes, 1 spare, out of 3 hosts, on 16 GPUs"
     assert [node.name for node in _plan(procs_per_node=17).nodes] == ["gpu1", "gpu2", "gpu3"]
 
 
 def test_hosts_that_failed_lately_come_last_where_there_are_enough_others() -> None:
     there = Inventory("laptop", (), PYTHON, failed={"gpu1": "2 h ago", "elsewhere": "1 h ago"})
-    plan = planner.plan(_file(), there, jobs.ID, jobs.BEGAN_S)
+    plan = planner.plan_job(_file(), there, jobs.ID, jobs.BEGAN_S)
     assert [node.name for node in plan.nodes] == ["gpu2", "gpu3", "cpu1", "gpu1"]
-    assert plan.set_aside == {"gpu1": "2 h ago"}
-    plan = planner.plan(_file(nodes=4), there, jobs.ID, jobs.BEGAN_S)
-    assert [node.name for node in plan.nodes] == ["gpu1", "gpu2", "gpu3", "cpu1"] and not plan.set_aside
+    assert plan.avoided_hosts == {"gpu1": "2 h ago"}
+    plan = planner.plan_job(_file(nodes=4), there, jobs.ID, jobs.BEGAN_S)
+    assert [node.name for node in plan.nodes] == ["gpu1", "gpu2", "gpu3", "cpu1"] and not plan.avoided_hosts
 
 
 def test_too_few_hosts_are_told_with_their_numbers() -> None:
@@ -85,7 +90,7 @@ def test_more_ranks_than_a_job_may_have_are_refused_before_they_are_listed(backe
 
 def test_auto_takes_what_all_hosts_are_said_to_have() -> None:
     file = _file(*LAB[:2], procs_per_node=None, gpus_per_node="auto")
-    assert not planner.asks_hosts(file)
+    assert not planner.must_ask_hosts(file)
     assert _plan(*LAB[:2], procs_per_node=None, gpus_per_node="auto").world_size == 16
 
 
@@ -96,7 +101,7 @@ def test_auto_with_hosts_that_are_said_to_differ_is_refused() -> None:
 
 def test_auto_asks_when_one_host_says_nothing() -> None:
     file = _file(procs_per_node=None, gpus_per_node="auto")
-    assert planner.asks_hosts(file) and not planner.asks_hosts(_file())
+    assert planner.must_ask_hosts(file) and not planner.must_ask_hosts(_file())
     plan = _plan(asked=4, procs_per_node=None, gpus_per_node="auto")
     assert plan.pool == PlannedPool(2, 4, 4, 0, seed=SEED) and len(plan.nodes) == 4
 
@@ -152,16 +157,16 @@ def test_a_job_for_slurm_is_a_pool_without_hosts() -> None:
     assert plan.nodes == () and plan.pool == PlannedPool(
         nodes=2, ranks_each=4, gpus_each=4, spares=1, seed=SEED, queue=QueueTerms(False, 60.0)
     )
-    assert (plan.world_size, plan.size) == (8, "8 ranks on 2 nodes, 1 spare, on 8 GPUs")
+    assert (plan.world_size, plan.size_text) == (8, "8 ranks on 2 nodes, 1 spare, on 8 GPUs")
     assert plan.limits.time_limit_s is None, "Slurm keeps that limit"
     assert codec.loads(Plan, codec.dumps(plan)) == plan
-    assert jobs.plan(backend="slurm").size == "4 ranks on 2 nodes, on CPUs"
+    assert jobs.plan(backend="slurm").size_text == "4 ranks on 2 nodes, on CPUs"
 
 
 def test_on_slurm_ranks_have_the_submitters_environment_but_for_his_gpus() -> None:
     outer = {"HF_HOME": "/data", "CUDA_VISIBLE_DEVICES": "7", "ROCR_VISIBLE_DEVICES": "7"}
     at = NodePlan(jobs.plan(backend="slurm"), JOB, "n1", 1)
-    assert node_env(at, inherited(at.plan, outer), {}) == {
+    assert node_env(at, inherited_env(at.plan, outer), {}) == {
         "HF_HOME": "/data",
         "ORCH_HOME": str(JOB.root.parent.parent),
     }

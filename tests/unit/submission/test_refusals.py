@@ -15,7 +15,7 @@ from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedSsh
 from orchestrator.spec.load import load
-from orchestrator.submission import refusals, submit
+from orchestrator.submission import submit, submit_checks
 from tests.support import folders, jobs
 
 SPEC = "name: gpt\nprocs_per_node: 2\n"
@@ -73,7 +73,7 @@ def test_what_setup_lines_may_bring_is_not_refused(tmp_path: Path) -> None:
         f"{SPEC}entrypoint: train.py\npython: venv/bin/python\nsetup: make venv\n"
     )
     file = load(tmp_path / "job.yaml")
-    refusals.refuse_missing(file, submit.plan_for(file, {}, "gpt-1", 0.0), {})
+    submit_checks.refuse_missing(file, submit.make_plan(file, {}, "gpt-1", 0.0), {})
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_setup_lines_may_bring_is_not_refused(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_an_interface_is_named_as_nccl_takes_it(named: str | None, is_missing: bool) -> None:
-    assert bool(refusals.missing_interface(named, ["lo", "eth0"])) == is_missing
+    assert bool(submit_checks.missing_interface(named, ["lo", "eth0"])) == is_missing
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_an_interface_is_named_as_nccl_takes_it(named: str | None, is_missing: b
 def test_keeping_by_age_beside_a_script_that_keeps_the_best_is_warned_of(
     fields: dict[str, Any], limit: str
 ) -> None:
-    assert refusals.warnings(jobs.plan(**fields)) == ()
-    said = refusals.warnings(jobs.plan(checkpoint={"keep": 3}, **fields))
+    assert submit_checks.submit_warnings(jobs.plan(**fields)) == ()
+    said = submit_checks.submit_warnings(jobs.plan(checkpoint={"keep": 3}, **fields))
     assert len(said) == bool(limit)
     if limit:
         assert said[0].fix == f"leave checkpoint.keep out, and limit them in the script by {limit}"
@@ -122,19 +122,19 @@ def test_what_ranks_import_from_where_people_edit_is_warned_of(tmp_path: Path) -
     environ = {"PYTHONPATH": f"{work}/lib:lib:{tmp_path}/gone:{tmp_path}/site-packages"}
     folder.provenance.write_text(json.dumps({"submitted_from": str(work)}))
     plan = replace(jobs.plan(), pythons=(str(tmp_path / "venv/bin/python"),))
-    assert refusals.not_copied(folder, plan, environ) == ()
+    assert submit_checks.uncopied_imports_warning(folder, plan, environ) == ()
 
     (work / "src" / "_fast.so").write_text("")
     (folder.code / "src" / "_fast.so").symlink_to(work / "src" / "_fast.so")
     (site / "b.pth").write_text(f"{tmp_path}/beside\n{work}/src\nimport sys\n")
     environ["PYTHONPATH"] += f":{tmp_path}/named"
-    (said,) = refusals.not_copied(folder, plan, environ)
+    (said,) = submit_checks.uncopied_imports_warning(folder, plan, environ)
     found = [f"{tmp_path}/{name}" for name in ("beside", "named", "work/src/_fast.so")]
     assert said.what == f"ranks import files that are not copied: {', '.join(found)}"
     on_hosts = PlannedSsh(None, None, "strict", "~/.orch", (), None)
-    assert refusals.not_copied(folder, replace(plan, ssh=on_hosts), environ) == ()
+    assert submit_checks.uncopied_imports_warning(folder, replace(plan, ssh=on_hosts), environ) == ()
     folder.provenance.write_text("")
-    assert refusals.not_copied(folder, plan, environ) == (), (
+    assert submit_checks.uncopied_imports_warning(folder, plan, environ) == (), (
         "a job that was submitted is not lost for a warning"
     )
 
@@ -156,11 +156,13 @@ def test_a_checkpoint_place_is_refused_while_another_job_saves_to_it(tmp_path: P
     first = folders.make(tmp_path, [])
     first.plan.write_text(codec.dumps(jobs.plan(checkpoint={"path": f"{tmp_path}/shared/*"})))
     with pytest.raises(UserError, match=rf"{first.id} has not ended and .*/link/\*, too") as told:
-        refusals.refuse_shared_place(wanted(f"{tmp_path}/link/*"), environ, "job.yaml:3")
+        submit_checks.refuse_shared_checkpoints(wanted(f"{tmp_path}/link/*"), environ, "job.yaml:3")
     assert first.id in told.value.fix
-    refusals.refuse_shared_place(wanted(f"{tmp_path}/elsewhere/*"), environ, "")
-    refusals.refuse_shared_place(wanted("shared/*"), environ, "")
+    submit_checks.refuse_shared_checkpoints(wanted(f"{tmp_path}/elsewhere/*"), environ, "")
+    submit_checks.refuse_shared_checkpoints(wanted("shared/*"), environ, "")
     on_hosts = PlannedSsh(None, None, "strict", "~/.orch", (), None)
-    refusals.refuse_shared_place(replace(wanted(f"{tmp_path}/shared/*"), ssh=on_hosts), environ, "")
+    submit_checks.refuse_shared_checkpoints(
+        replace(wanted(f"{tmp_path}/shared/*"), ssh=on_hosts), environ, ""
+    )
     first.ended.touch()
-    refusals.refuse_shared_place(wanted(f"{tmp_path}/link/*"), environ, "")
+    submit_checks.refuse_shared_checkpoints(wanted(f"{tmp_path}/link/*"), environ, "")

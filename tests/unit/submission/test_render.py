@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedSsh
-from orchestrator.core.planned import PlannedPool
+from orchestrator.core.plan_types import PlannedPool
 from orchestrator.submission import render as render_module
 from orchestrator.submission.render import render
 from tests.support import fake_host, golden, jobs
@@ -222,10 +222,10 @@ def test_what_a_node_lacks_is_said_in_a_line(missing: str, code: int, tmp_path: 
 
 def test_a_missing_template_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render_module, "TEMPLATES", tmp_path)
-    render_module.environment.cache_clear()
+    render_module.template_environment.cache_clear()
     try:
         with pytest.raises(ClusterError) as told:
             render(jobs.plan(), JOB, "python3")
     finally:
-        render_module.environment.cache_clear()
+        render_module.template_environment.cache_clear()
     assert (told.value.what, told.value.where) == ("orch has no node.sh.j2", str(tmp_path))

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.submission.render import render
-from orchestrator.supervisor.guard import UNFIT
+from orchestrator.supervisor.supervisor_watchdog import EXIT_UNFIT_FOLDER
 from tests.support import jobs
 
 pytestmark = pytest.mark.slow
@@ -106,7 +106,7 @@ def test_a_supervisor_that_dies_is_started_again(stage: Callable[[str], Stage], 
 
 
 def test_nodes_are_not_held_for_a_job_folder_that_stays_unfit(stage: Callable[[str], Stage]) -> None:
-    on = stage(f'echo "the journal is gone; fix: restore it" >&2; exit {UNFIT}')
+    on = stage(f'echo "the journal is gone; fix: restore it" >&2; exit {EXIT_UNFIT_FOLDER}')
     code, said = on.run()
     assert (code, on.starts) == (1, 1) and said.endswith(
         "cannot work: the journal is gone; fix: restore it\n"

@@ -66,9 +66,9 @@ def test_of_several_who_resume_a_job_at_once_one_does_and_the_others_are_told(
 
 def test_who_waits_too_long_for_another_resume_is_told(tmp_path: Path) -> None:
     folder = folders.failed(tmp_path)
-    with locks.resuming(folder) as mine, locks.resuming(folder, 0.0) as other:
+    with locks.hold_resume_lock(folder) as mine, locks.hold_resume_lock(folder, 0.0) as other:
         assert (mine, other) == (True, False)
-    with locks.resuming(folder, 0.0) as later:
+    with locks.hold_resume_lock(folder, 0.0) as later:
         assert later
 
 
@@ -86,7 +86,7 @@ def test_a_resume_whose_supervisor_does_not_come_up_changes_nothing(
     monkeypatch.setattr(resume_module, "start_supervisor", refuse)
     with pytest.raises(ClusterError, match="did not start"):
         resume_module.resume(folder, Job(folder).plan(), 0, (), {}, print)
-    assert list(requests.after(folder.requests, 0)) == []
+    assert list(requests.read_after(folder.requests, 0)) == []
     after = {path: path.read_bytes() for path in folder.root.rglob("*") if path.is_file()}
     assert {path: data for path, data in after.items() if path.parent != folder.requests} == before
-    assert folder.ended.exists() and requests.ask(folder.requests, "resume", save="0") == 2
+    assert folder.ended.exists() and requests.send(folder.requests, "resume", save="0") == 2

@@ -180,11 +180,11 @@ def test_a_resume_that_sbatch_refuses_changes_nothing(tmp_path: Path, slurm: Fak
 def test_a_refused_check_is_told_as_a_refused_submit(slurm: FakeSbatch) -> None:
     slurm.answer("", "allocation failure: Memory specification can not be satisfied", 1)
     with pytest.raises(UserError, match="Memory specification can not be satisfied") as told:
-        sbatch.test("#!/bin/sh\n#SBATCH --mem=900G\n", slurm.environ, lambda key: f"job.yaml:1: {key}")
+        sbatch.test_only("#!/bin/sh\n#SBATCH --mem=900G\n", slurm.environ, lambda key: f"job.yaml:1: {key}")
     assert told.value.where == "job.yaml:1: slurm" and "sinfo" in told.value.fix
 
 
 def test_a_check_says_what_sbatch_thinks_of_the_job(tmp_path: Path, slurm: FakeSbatch) -> None:
     slurm.answer("", "sbatch: Job 8 to start at 2026-11-21T06:35:43 using 4 processors on nodes n[1-2]")
-    assert sbatch.test("#!/bin/sh\n", slurm.environ, str).startswith("Job 8 to start at")
+    assert sbatch.test_only("#!/bin/sh\n", slurm.environ, str).startswith("Job 8 to start at")
     assert slurm.seen("argv") == ["--test-only"] and slurm.seen("stdin") == ["#!/bin/sh"]

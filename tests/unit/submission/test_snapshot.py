@@ -49,7 +49,7 @@ def repo(tmp_path: Path) -> Path:
 
 def _taken(root: Path, to: Path, leave_out: Path = NOWHERE) -> dict[str, str]:
     """Take a snapshot; return its files with their texts, and its links with an arrow and where they lead."""
-    snapshot.copy_files(snapshot.survey(root, LIMIT_MB, leave_out), to)
+    snapshot.copy_files(snapshot.plan_snapshot(root, LIMIT_MB, leave_out), to)
     found = {}
     for folder, folders, files in os.walk(to):
         for name in [*files, *folders]:
@@ -159,7 +159,7 @@ def test_over_the_limit_nothing_is_copied_and_the_largest_files_are_named(tmp_pa
         with (root / f"w{number}.bin").open("wb") as file:
             file.truncate((number + 1) * 1_000_000)
     with pytest.raises(UserError) as told:
-        snapshot.survey(root, LIMIT_MB, NOWHERE)
+        snapshot.plan_snapshot(root, LIMIT_MB, NOWHERE)
     assert "w6.bin (7 MB), w5.bin (6 MB), w4.bin (5 MB), w3.bin (4 MB), w2.bin (3 MB)" in told.value.what
     assert "28 MB, over snapshot.limit_mb 10" in told.value.what and "w1.bin" not in told.value.what
     assert ".gitignore" in told.value.fix and "snapshot.limit_mb" in told.value.fix
@@ -208,7 +208,7 @@ def test_a_file_or_folder_that_cannot_be_read_is_named(tmp_path: Path, name: str
 def test_a_file_that_vanishes_between_survey_and_copy_is_named(tmp_path: Path) -> None:
     root = tmp_path / "code"
     _write(root, "a.py")
-    survey = snapshot.survey(root, LIMIT_MB, NOWHERE)
+    survey = snapshot.plan_snapshot(root, LIMIT_MB, NOWHERE)
     (root / "a.py").unlink()
     with pytest.raises(UserError) as told:
         snapshot.copy_files(survey, tmp_path / "to")
@@ -220,14 +220,14 @@ def test_a_broken_repository_is_an_error_and_not_a_guess(tmp_path: Path) -> None
     _write(root, "train.py")
     (root / ".git").write_text("gitdir: /no/such/place\n")
     with pytest.raises(UserError) as told:
-        snapshot.survey(root, LIMIT_MB, NOWHERE)
+        snapshot.plan_snapshot(root, LIMIT_MB, NOWHERE)
     assert "git cannot list this folder" in told.value.what and told.value.fix
 
 
 def test_a_repository_without_git_at_hand_is_an_error(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(UserError) as told:
-        snapshot.survey(repo, LIMIT_MB, NOWHERE)
+        snapshot.plan_snapshot(repo, LIMIT_MB, NOWHERE)
     assert told.value.fix == "install git"
 
 
@@ -237,7 +237,7 @@ def test_a_snapshot_of_a_folder_with_a_huge_number_of_files_is_refused(
     monkeypatch.setattr(snapshot, "FILES_MAX", 3)
     _write(tmp_path / "code", *(f"{number}.py" for number in range(5)))
     with pytest.raises(UserError, match="more than 3 files"):
-        snapshot.survey(tmp_path / "code", LIMIT_MB, NOWHERE)
+        snapshot.plan_snapshot(tmp_path / "code", LIMIT_MB, NOWHERE)
 
 
 # The archive
@@ -245,10 +245,10 @@ def test_a_snapshot_of_a_folder_with_a_huge_number_of_files_is_refused(
 
 def _packed(root: Path, to: Path, *sync: str, limit_mb: int = 1) -> Path:
     """Pack the snapshot of `root` and what is synced into `to/code.tar.gz`."""
-    taken = snapshot.with_sync(snapshot.survey(root, limit_mb, to), sync, limit_mb, to)
+    taken = snapshot.add_synced(snapshot.plan_snapshot(root, limit_mb, to), sync, limit_mb, to)
     to.mkdir()
     snapshot.copy_files(taken, to / "code")
-    snapshot.pack(taken, to / "code", to / "code.tar.gz")
+    snapshot.write_archive(taken, to / "code", to / "code.tar.gz")
     return to / "code.tar.gz"
 
 
@@ -329,4 +329,4 @@ def test_a_sync_over_the_limit_is_refused_with_both_sizes(repo: Path, tmp_path: 
 
 def test_a_full_disk_is_not_the_files_fault(repo: Path, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
-        snapshot.pack(snapshot.survey(repo, 1, NOWHERE), repo, Path("/dev/full"))
+        snapshot.write_archive(snapshot.plan_snapshot(repo, 1, NOWHERE), repo, Path("/dev/full"))

@@ -19,8 +19,8 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.spec.load import load
 from orchestrator.submission import resume, snapshot, supervisor_process
 from orchestrator.submission import submit as submission
-from orchestrator.submission.inventory import inventory
-from orchestrator.submission.submit import plan_for, rendered, submit
+from orchestrator.submission.inventory import local_inventory
+from orchestrator.submission.submit import make_plan, render_scripts, submit
 from tests.support import folders, jobs
 from tests.support.unprivileged import unprivileged
 
@@ -59,29 +59,29 @@ def test_the_gpus_are_those_that_cuda_may_see(
     tmp_path: Path, visible: str | None, gpus: tuple[int, ...]
 ) -> None:
     more = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert inventory({**_smi(tmp_path, LISTED), **more}).gpus == gpus
+    assert local_inventory({**_smi(tmp_path, LISTED), **more}).gpus == gpus
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("visible", ["4", "GPU-zz", "GPU-aa", "MIG-1234"])
 def test_a_gpu_that_is_not_there_is_an_error_and_not_a_cpu_job(tmp_path: Path, visible: str) -> None:
     with pytest.raises(ClusterError, match="is not one of the 4 GPUs") as told:
-        inventory({**_smi(tmp_path, LISTED), "CUDA_VISIBLE_DEVICES": visible})
+        local_inventory({**_smi(tmp_path, LISTED), "CUDA_VISIBLE_DEVICES": visible})
     assert told.value.where == f"CUDA_VISIBLE_DEVICES={visible}"
 
 
 @pytest.mark.slow
 def test_a_machine_without_gpus_has_none(tmp_path: Path) -> None:
-    assert inventory({"PATH": "/nonexistent"}).gpus == ()
-    assert inventory(_smi(tmp_path, "No devices were found\\n", 6)).gpus == ()
+    assert local_inventory({"PATH": "/nonexistent"}).gpus == ()
+    assert local_inventory(_smi(tmp_path, "No devices were found\\n", 6)).gpus == ()
 
 
 @pytest.mark.slow
 def test_an_nvidia_smi_that_fails_is_an_error_and_not_a_cpu_job(tmp_path: Path) -> None:
     environ = _smi(tmp_path, "Failed to initialize NVML: Driver/library version mismatch\\n", 18)
     with pytest.raises(ClusterError, match="Driver/library version mismatch"):
-        inventory(environ)
-    assert inventory(environ, asks_gpus=False).gpus == ()
+        local_inventory(environ)
+    assert local_inventory(environ, asks_gpus=False).gpus == ()
 
 
 @pytest.mark.slow
@@ -89,24 +89,26 @@ def test_an_nvidia_smi_that_cannot_be_started_is_an_error(tmp_path: Path) -> Non
     environ = _smi(tmp_path, "")
     (tmp_path / "bin/nvidia-smi").write_bytes(b"\x7fELF not a program")
     with pytest.raises(ClusterError, match="nvidia-smi does not answer"):
-        inventory(environ)
+        local_inventory(environ)
 
 
 def test_missing_secrets_are_all_named_at_once(tmp_path: Path) -> None:
     file = load(_spec(tmp_path, SPEC + "secrets: [HF_TOKEN, WANDB_API_KEY]\n"))
     with pytest.raises(UserError, match="HF_TOKEN, WANDB_API_KEY listed in secrets") as told:
-        plan_for(file, {"PATH": ""}, jobs.ID, 0.0)
+        make_plan(file, {"PATH": ""}, jobs.ID, 0.0)
     assert told.value.where.endswith("job.yaml:5: secrets")
 
 
 def test_a_plan_for_slurm_needs_no_slurm_and_takes_the_submitters_defaults(tmp_path: Path) -> None:
     environ = {"PATH": "", "SBATCH_ACCOUNT": "lab"}
-    plan = plan_for(load(_spec(tmp_path, SPEC + "backend: slurm\n")), environ, jobs.ID, 0.0)
+    plan = make_plan(load(_spec(tmp_path, SPEC + "backend: slurm\n")), environ, jobs.ID, 0.0)
     assert plan.slurm is not None and "--account=lab" in plan.slurm.options and plan.nodes == ()
 
 
 def test_rendering_touches_nothing(tmp_path: Path) -> None:
-    files = rendered(_spec(tmp_path), None, ("nodes=3",), {"PATH": "", "ORCH_HOME": str(tmp_path / "home")})
+    files = render_scripts(
+        _spec(tmp_path), None, ("nodes=3",), {"PATH": "", "ORCH_HOME": str(tmp_path / "home")}
+    )
     assert [file.name for file in files] == ["node-0.sh", "node-1.sh", "node-2.sh"]
     assert not (tmp_path / "home").exists()
 
@@ -228,10 +230,10 @@ def _over_ssh(tmp_path: Path) -> JobDir:
     (work / "data" / "corpus").write_text("text")
     subprocess.run(["git", "init", "-q", work], check=True)
     file = load(path)
-    made = plan_for(file, {"PATH": ""}, jobs.ID, jobs.BEGAN_S)
-    code = snapshot.survey(file.workdir, 500, tmp_path / "home")
-    code = snapshot.with_sync(code, ["data"], 500, tmp_path / "home")
-    return submission._fill(tmp_path / "home", file, made, code, {"PATH": "/usr/bin:/bin"}, ())
+    made = make_plan(file, {"PATH": ""}, jobs.ID, jobs.BEGAN_S)
+    code = snapshot.plan_snapshot(file.workdir, 500, tmp_path / "home")
+    code = snapshot.add_synced(code, ["data"], 500, tmp_path / "home")
+    return submission._make_folder(tmp_path / "home", file, made, code, {"PATH": "/usr/bin:/bin"}, ())
 
 
 @pytest.mark.slow
@@ -267,7 +269,7 @@ def test_a_sync_that_is_missing_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_the_example_for_slurm_becomes_a_batch_script(tmp_path: Path) -> None:
     spec = Path(submission.__file__).resolve().parents[2] / "jobs" / "slurm.yaml"
     on_gpus, on_cpus = (
-        rendered(spec, None, changes, {"PATH": "", "ORCH_HOME": str(tmp_path)})[0].text
+        render_scripts(spec, None, changes, {"PATH": "", "ORCH_HOME": str(tmp_path)})[0].text
         for changes in ((), ("gpus_per_node=null", "procs_per_node=2"))
     )
     assert "--nodes=3" in on_gpus and "--gpus-per-node=2" in on_gpus and "--time=00:30:00" in on_gpus
@@ -282,7 +284,7 @@ def test_a_job_whose_supervisor_does_not_come_up_is_none_and_that_one_got_no_mor
     job.bundle.write_text("import os, sys; sys.exit(' '.join(sorted(os.environ)))")
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789abcdef")
     with pytest.raises(ClusterError, match="the supervisor did not start: ") as told:
-        submission._begin(job)
+        submission._start_job(job)
     assert set(told.value.what.split()[6:]) <= {*supervisor_process.SUPERVISOR_ENV, "ORCH_TAG", "LC_CTYPE"}
     assert not job.root.exists() and Path(told.value.where).exists()
 
@@ -305,9 +307,9 @@ def test_the_address_of_a_webhook_is_kept_with_the_secrets_alone(tmp_path: Path,
     (tmp_path / "work").mkdir()
     spec = _spec(tmp_path / "work", SPEC if by_set else f"{SPEC}notify: {{url: '{HOOK}'}}\n")
     file, environ = load(spec, overrides=said), {"PATH": "/usr/bin:/bin"}
-    made = plan_for(file, environ, jobs.ID, 0.0)
-    code = snapshot.survey(file.workdir, 1, tmp_path / "home")
-    job = submission._fill(tmp_path / "home", file, made, code, environ, said)
+    made = make_plan(file, environ, jobs.ID, 0.0)
+    code = snapshot.plan_snapshot(file.workdir, 1, tmp_path / "home")
+    job = submission._make_folder(tmp_path / "home", file, made, code, environ, said)
     given = [] if by_set else ["code/job.yaml", "job.yaml"]  # as the user wrote it
     assert _holding(job, "t0ken") == sorted([*given, "secrets/webhook"])
     own = [job.webhook, *([] if by_set else [job.spec, job.code / "job.yaml"])]

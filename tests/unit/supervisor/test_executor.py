@@ -15,13 +15,13 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.core import observations
-from orchestrator.core.checkpoints.choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import orders, reports
 from orchestrator.supervisor import translation
 from orchestrator.supervisor.agent_connections import AgentConnections
 from orchestrator.supervisor.executor import LINGER_S_MAX, Executor, may_shut_down, undismissed_hosts
-from orchestrator.supervisor.transfers.save_desk import SaveDesk
+from orchestrator.supervisor.transfers.checkpoint_tracker import CheckpointTracker
 from tests.support import jobs
 from tests.support.brain_story import Story
 from tests.support.desk_world import DeskWorld
@@ -34,7 +34,7 @@ OLD, NEW = "127.0.0.1:4000", "127.0.0.1:4001"
 def _executor(job: JobDir, backend: Backend, world: DeskWorld | None = None) -> Executor:
     """Return an executor, of the job, the plan and the saves of a `world` if there is one."""
     plan = world.plan if world is not None else jobs.plan()
-    desk = world.desk if world is not None else SaveDesk(job, plan, None, lambda: None)
+    desk = world.desk if world is not None else CheckpointTracker(job, plan, None, lambda: None)
     secrets = translation.JobSecrets("token", "", {}, {"HF_TOKEN": SECRET})
     return Executor(job, plan, secrets, backend, AgentConnections(plan.id, "token", ()), desk)
 
@@ -104,7 +104,7 @@ def test_a_host_is_made_ready_once_its_save_is_there_and_is_sent_nothing_more_wh
     executor.carry_out(d.To(1.0, "why", "node-0", orders.Prepare(2, resume)), gang, 1.0)
     assert not sent
     world.arrive()
-    assert executor.end_sends(gang, 2.0) == []
+    assert executor.finish_sends(gang, 2.0) == []
     (prepare,) = sent
     assert isinstance(prepare, orders.PrepareNode) and prepare.save is not None and prepare.resume is not None
     assert prepare.save.path == prepare.resume.path == str(tmp_path / "there" / "checkpoints" / "ckpt_10.pt")
@@ -126,7 +126,7 @@ def test_what_a_backend_says_of_a_node_is_masked(tmp_path: Path) -> None:
     masked = "its last words: no access with ***"
     assert isinstance(failed, e.LaunchFailed) and failed.reason == masked
     assert gone == e.AgentDied(2.0, "node-0", masked)
-    assert set(executor.reasons(brain.facts).values()) == {masked}
+    assert set(executor.unreachable_reasons(brain.facts).values()) == {masked}
     executor.close()
 
 
@@ -199,5 +199,5 @@ def test_a_node_sees_this_disk_only_if_its_agent_has_said_so(tmp_path: Path) -> 
         executor._connections.hellos[node] = reports.Hello(
             reports.PROTOCOL, "id", "", node, "boot", "host", 7, 0, 0, "", 0, (), 0, str(tmp_path), ships, ()
         )
-    assert [world.desk.ships(node) for node in ("n0", "n1", "unknown")] == [False, True, True]
+    assert [world.desk.is_remote(node) for node in ("n0", "n1", "unknown")] == [False, True, True]
     executor.close()

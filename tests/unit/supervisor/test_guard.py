@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.supervisor import guard
+from orchestrator.supervisor import supervisor_watchdog
 
 KILLED, CODE_1, DONE = 9, 1 << 8, 0
 
@@ -35,7 +35,7 @@ class Lives:
         self.pauses_s.append(pause_s)
 
     def keep(self) -> int:
-        return guard.keep(self.job, self.run, lambda: self.now_s, self.sleep)
+        return supervisor_watchdog.keep_running(self.job, self.run, lambda: self.now_s, self.sleep)
 
 
 @pytest.fixture
@@ -52,25 +52,25 @@ def test_one_that_dies_is_started_again_within_seconds_and_one_that_is_done_is_n
 
 
 def test_one_that_finds_the_folder_unfit_is_not_followed(job: JobDir) -> None:
-    lives = Lives(job, KILLED, guard.UNFIT << 8)
+    lives = Lives(job, KILLED, supervisor_watchdog.EXIT_UNFIT_FOLDER << 8)
     assert (lives.keep(), lives.starts) == (1, 2)
 
 
 def test_one_that_dies_again_and_again_is_given_up_until_another_guard_begins(
     job: JobDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lives = Lives(job, *[KILLED] * guard.DEATHS_MAX)
-    assert (lives.keep(), lives.starts) == (1, guard.DEATHS_MAX)
-    assert lives.pauses_s == sorted(lives.pauses_s) and sum(lives.pauses_s) < guard.DEATHS_S / 4
+    lives = Lives(job, *[KILLED] * supervisor_watchdog.DEATHS_MAX)
+    assert (lives.keep(), lives.starts) == (1, supervisor_watchdog.DEATHS_MAX)
+    assert lives.pauses_s == sorted(lives.pauses_s) and sum(lives.pauses_s) < supervisor_watchdog.DEATHS_S / 4
     why = "the supervisor was killed by signal 9, 5 deaths within 60 s: given up"
     assert capsys.readouterr().err.endswith(f" watchdog: {why}\n")
-    assert guard.why_given_up(job) == why
+    assert supervisor_watchdog.read_given_up_reason(job) == why
     assert Lives(job, DONE).keep() == 0
-    assert guard.why_given_up(job) == ""
+    assert supervisor_watchdog.read_given_up_reason(job) == ""
 
 
 def test_one_that_dies_now_and_then_is_never_given_up(job: JobDir) -> None:
-    lives = Lives(job, *[KILLED] * 30, DONE, each_s=guard.DEATHS_S / 3)
+    lives = Lives(job, *[KILLED] * 30, DONE, each_s=supervisor_watchdog.DEATHS_S / 3)
     assert (lives.keep(), lives.starts) == (0, 31)
 
 
@@ -80,7 +80,7 @@ def test_one_that_cannot_be_started_for_want_of_memory_is_tried_again_and_is_no_
 
     lives = Lives(job, *[refuse] * 20, KILLED, DONE)
     assert (lives.keep(), lives.starts) == (0, 22)
-    lives = Lives(job, *[refuse] * (guard.NO_ROOM_MAX + 1))
+    lives = Lives(job, *[refuse] * (supervisor_watchdog.START_RETRIES_MAX + 1))
     assert lives.keep() == 1
 
 

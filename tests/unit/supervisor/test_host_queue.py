@@ -22,7 +22,7 @@ class Waiting:
     def ahead(self) -> tuple[str, ...]:
         """Return who is before it now."""
         self.now_s += POLL_S
-        return self.queue.ahead(self.now_s)
+        return self.queue.jobs_ahead(self.now_s)
 
     def die(self) -> None:
         """Let its supervisor die."""
@@ -62,8 +62,8 @@ def test_a_dead_supervisor_is_not_waited_for_and_gets_its_place_back_with_other_
 def test_the_queue_is_looked_at_once_a_second(tmp_path: Path) -> None:
     second = Waiting(tmp_path, "second", "a", 2.0)
     Waiting(tmp_path, "first", "a", 1.0)
-    assert second.queue.ahead(second.now_s + POLL_S / 2) == ()
-    assert second.queue.ahead(second.now_s + POLL_S) == ("first",)
+    assert second.queue.jobs_ahead(second.now_s + POLL_S / 2) == ()
+    assert second.queue.jobs_ahead(second.now_s + POLL_S) == ("first",)
 
 
 def test_a_queue_that_cannot_be_kept_holds_no_job_up(

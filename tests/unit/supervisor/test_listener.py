@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.wire import accepting, orders
-from orchestrator.core.wire.accepting import Acceptor
+from orchestrator.core.wire import orders, port_acceptor
+from orchestrator.core.wire.port_acceptor import Acceptor
 from orchestrator.supervisor import agent_connections
 from tests.support.descriptors import few_descriptors, use_up
 from tests.support.listening import ANSWER_S_MAX, Place, play
@@ -67,7 +67,7 @@ def test_whoever_does_not_go_on_with_tls_is_cut_off(
 def test_of_many_strangers_so_many_are_there_at_once_and_an_agent_gets_in_and_stays_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, words: bytes
 ) -> None:
-    monkeypatch.setattr(agent_connections, "STRANGERS_MAX", 8)
+    monkeypatch.setattr(agent_connections, "UNAUTHENTICATED_MAX", 8)
     monkeypatch.setattr(agent_connections, "HELLO_S_MAX", 0.3)
 
     async def act(place: Place) -> None:
@@ -107,7 +107,7 @@ async def _accepting() -> AsyncIterator[tuple[int, list[socket.socket]]]:
 def test_without_a_descriptor_connections_wait_and_it_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(accepting, "RETRY_S", 0.1)
+    monkeypatch.setattr(port_acceptor, "RETRY_S", 0.1)
 
     async def act() -> None:
         async with _accepting() as (port, accepted):

@@ -30,7 +30,7 @@ ENV = {"PATH": os.environ["PATH"]}
 WAIT_S_MAX = 20.0
 POLL_S = 0.02
 HANG = d.Verdict(
-    d.Kind.HANG, (2,), "node-1", "rank 2 on node-1 stands still", (d.Evidence(f"the token is {SECRET}"),), d.Signature(d.Kind.HANG), 23, 4.0, True,
+    d.VerdictKind.HANG, (2,), "node-1", "rank 2 on node-1 stands still", (d.Evidence(f"the token is {SECRET}"),), d.FailureSignature(d.VerdictKind.HANG), 23, 4.0, True,
     "rank 2 on node-1: in read() of data/shard-17.bin, train.py:88 load_batch", "ranks 0-1,3 in all_reduce #12",
 )  # fmt: skip
 NOTE: dict[str, Any] = {
@@ -105,8 +105,8 @@ def _judge() -> d.Judge:
     ("decision", "words"),
     [
         (_judge(), ("hang", "verdict")),
-        (d.Notice(13.0, "why", 1, d.Topic.HANG, verdict=HANG), ("notice",)),
-        (d.Notice(13.0, "it moves", 1, d.Topic.HANG, withdrawn=True), ("withdrawn",)),
+        (d.Notice(13.0, "why", 1, d.NoticeTopic.HANG, verdict=HANG), ("notice",)),
+        (d.Notice(13.0, "it moves", 1, d.NoticeTopic.HANG, withdrawn=True), ("withdrawn",)),
         (d.BeginAttempt(0.0, "submitted", 1, None), ()),
         (d.BeginAttempt(0.0, "restart after crash", 2, None), ("restart",)),
         (d.EndJob(0.0, "why", 1, d.JobEnd.FAILED), ("failed",)),
@@ -133,7 +133,7 @@ def test_what_is_told_of_a_hang_names_job_attempt_and_culprit_in_one_line_and_ha
 
 def test_secrets_are_masked_in_all_that_is_told(tmp_path: Path, hook: tuple[str, type[Hook]]) -> None:
     url, served = hook
-    _notifier(tmp_path, url=url).tell(_judge(), _facts(), AT)
+    _notifier(tmp_path, url=url).notify(_judge(), _facts(), AT)
     _until(lambda: served.told, "the webhook")
     assert served.told[0]["verdict"]["evidence"] == ["the token is ***"]
     assert SECRET not in json.dumps(served.told)
@@ -147,17 +147,17 @@ def test_a_command_gets_json_on_standard_input_and_the_event_in_its_environment(
     out = tmp_path / "told"
     line = f'cat > {out}.json; echo "$ORCH_NOTIFY_EVENT $ORCH_JOB_NAME $ORCH_ATTEMPT $HF_TOKEN" > {out}.env'
     notifier = _notifier(tmp_path, command=line)
-    notifier.tell(_judge(), _facts(), AT)
+    notifier.notify(_judge(), _facts(), AT)
     _until(lambda: not notifier.is_busy, "the command")
     assert json.loads((tmp_path / "told.json").read_text())["event"] == "hang"
     assert (tmp_path / "told.env").read_text() == f"hang gpt 1 {SECRET}\n"
-    assert notifier.faults() == []
+    assert notifier.take_faults() == []
 
 
 @pytest.mark.slow
 def test_a_command_as_a_list_is_run_without_a_shell(tmp_path: Path) -> None:
     notifier = _notifier(tmp_path, command=["touch", str(tmp_path / "a $HOME b")])
-    notifier.tell(_judge(), _facts(), AT)
+    notifier.notify(_judge(), _facts(), AT)
     _until((tmp_path / "a $HOME b").exists, "the file")
 
 
@@ -166,9 +166,9 @@ def test_only_the_occasions_that_were_asked_for_are_told(tmp_path: Path) -> None
     out = tmp_path / "told"
     notifier = _notifier(tmp_path, command=f"echo $ORCH_NOTIFY_EVENT >> {out}", on=["failed", "verdict"])
     for decision in (
-        _judge(), d.Notice(13.0, "why", 1, d.Topic.HANG, verdict=HANG), d.EndJob(14.0, "hang", 1, d.JobEnd.FAILED),
+        _judge(), d.Notice(13.0, "why", 1, d.NoticeTopic.HANG, verdict=HANG), d.EndJob(14.0, "hang", 1, d.JobEnd.FAILED),
     ):  # fmt: skip
-        notifier.tell(decision, _facts(), AT)
+        notifier.notify(decision, _facts(), AT)
     _until(lambda: not notifier.is_busy, "the command")
     assert out.read_text().split() == ["verdict", "failed"]
 
@@ -176,9 +176,9 @@ def test_only_the_occasions_that_were_asked_for_are_told(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_command_that_fails_is_told_of_with_its_last_words_and_without_secrets(tmp_path: Path) -> None:
     notifier = _notifier(tmp_path, command='echo "no route for $HF_TOKEN" >&2; exit 7')
-    notifier.tell(_judge(), _facts(), AT)
+    notifier.notify(_judge(), _facts(), AT)
     _until(lambda: not notifier.is_busy, "the command")
-    assert notifier.faults() == [
+    assert notifier.take_faults() == [
         "notify.command did not get hang: it ended with code 7; output: no route for ***"
     ]
 
@@ -306,7 +306,7 @@ def test_telling_returns_at_once_and_too_many_notes_are_dropped_with_a_word() ->
 
     courier = DeliveryThread("url", deliver, said.append)
     began_s = time.monotonic()
-    for _ in range(notifications.WAITING_MAX + 5):
+    for _ in range(notifications.PENDING_MAX + 5):
         courier.enqueue(NOTE)
     assert time.monotonic() - began_s < 2
     assert set(said) == {"notify.url is too slow: hang was dropped"}
@@ -324,12 +324,12 @@ def test_the_end_of_the_job_goes_before_what_waits_and_is_never_dropped() -> Non
         return ""
 
     courier = DeliveryThread("url", deliver, lambda fault: None)
-    for _ in range(notifications.WAITING_MAX + 5):
+    for _ in range(notifications.PENDING_MAX + 5):
         courier.enqueue(NOTE)
     courier.enqueue({**NOTE, "event": "failed"})
     go.set()
     _until(lambda: not courier.is_busy, "the deliveries")
-    assert told.index("failed") <= 1 and len(told) == notifications.WAITING_MAX + 1
+    assert told.index("failed") <= 1 and len(told) == notifications.PENDING_MAX + 1
 
 
 @pytest.mark.slow
@@ -338,18 +338,18 @@ def test_what_is_not_delivered_when_the_supervisor_exits_is_said(
 ) -> None:
     monkeypatch.setattr(notifications, "CLOSE_S_MAX", 0.5)
     notifier = _notifier(tmp_path, command=f"touch {tmp_path}/began; sleep 5", on=["verdict", "failed"])
-    notifier.tell(_judge(), _facts(), AT)
-    notifier.tell(d.EndJob(14.0, "hang", 1, d.JobEnd.FAILED), _facts(), AT)
+    notifier.notify(_judge(), _facts(), AT)
+    notifier.notify(d.EndJob(14.0, "hang", 1, d.JobEnd.FAILED), _facts(), AT)
     _until((tmp_path / "began").exists, "the command")
     notifier.close()
     said = "notify.command did not get {}: the supervisor exits"
-    assert notifier.faults() == [said.format("verdict"), said.format("failed")]
+    assert notifier.take_faults() == [said.format("verdict"), said.format("failed")]
 
 
 def test_a_fault_is_one_line_of_the_log(tmp_path: Path) -> None:
     notifier = _notifier(tmp_path, command="true")
     notifier._report("one\ntwo\r\n three")
-    assert notifier.faults() == ["one two three"]
+    assert notifier.take_faults() == ["one two three"]
 
 
 def test_whatever_a_delivery_runs_into_is_a_line_and_the_next_one_is_tried() -> None:
@@ -370,7 +370,7 @@ def test_whatever_a_delivery_runs_into_is_a_line_and_the_next_one_is_tried() -> 
 def test_nobody_is_told_where_nobody_is_named(tmp_path: Path) -> None:
     assert jobs.plan().notify is None
     notifier = Notifier(jobs.plan(), tmp_path, ENV, NO_SECRETS)
-    notifier.tell(_judge(), _facts(), AT)
+    notifier.notify(_judge(), _facts(), AT)
     assert not notifier.is_busy
     notifier.close()
 

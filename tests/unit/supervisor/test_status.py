@@ -16,13 +16,13 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, News
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.scheduling import fence
-from orchestrator.core.checkpoints.choice import Checkpoint, Passed
+from orchestrator.core.checkpoints.resume_choice import Checkpoint, SkippedCheckpoint
 from orchestrator.core.codec import Json
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.locks import Holder
+from orchestrator.core.jobdir.locks import LockHolder
 from orchestrator.core.jobdir.status_file import time_of_day
-from orchestrator.core.shown import Follows, Measured, Suspicion, Training, Usage
+from orchestrator.core.status_types import NextAction, ReportedNumber, Suspicion, Training, Usage
 from orchestrator.core.wire import reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.supervisor import status as status_object
@@ -74,7 +74,11 @@ TALES: dict[str, list[News]] = {
     ("news", "reason"),
     [
         (
-            [*TALES["RUNNING"], e.RestartRequested(5.0, 1), d.Finish(5.1, "a restart", 1, d.Ending.RESTART)],
+            [
+                *TALES["RUNNING"],
+                e.RestartRequested(5.0, 1),
+                d.Finish(5.1, "a restart", 1, d.AttemptEnd.RESTART),
+            ],
             "a restart requested by the user",
         ),
         (
@@ -102,7 +106,7 @@ def _typed(news: list[News], at: float = 10.0) -> status_file.Status:
 
 
 def _status(news: list[News], at: float = 10.0) -> Json:
-    return status_file.as_json(_typed(news, at))
+    return status_file.to_json(_typed(news, at))
 
 
 def _has(value: Mapping[str, Any], contract: dict[str, Any]) -> None:
@@ -177,7 +181,7 @@ FOR_THE_BRAIN = {"nonfinite_losses",
 
 
 OTHER: dict[str, Any] = {
-    "rank": 1, "steps": 8, "state": "T", "progress": "37/1200 (tqdm)", "rate_per_s": 2.0, "usage": Usage(1.5), "training": Training(Measured(1.25)),
+    "rank": 1, "steps": 8, "state": "T", "progress": "37/1200 (tqdm)", "rate_per_s": 2.0, "usage": Usage(1.5), "training": Training(ReportedNumber(1.25)),
 }  # fmt: skip
 
 
@@ -247,16 +251,16 @@ def test_what_a_restart_waits_for_when_a_node_is_silent_is_said() -> None:
 
 
 def test_what_an_attempt_passed_over_and_a_script_that_ignores_its_save_are_notices() -> None:
-    torn = Passed(3, "step-22.pt", 22, "torn: the attempt ended while it was written")
+    torn = SkippedCheckpoint(3, "step-22.pt", 22, "torn: the attempt ended while it was written")
     begin = d.BeginAttempt(7.0, "why", 2, Checkpoint(jobs.CKPT, 20, 1), (torn,))
-    news = [*CRASHED, begin, *jobs.running(2, 7.1, 5), e.BeganElsewhere(12.0, 2, 0, "step-5.pt", 5)]
+    news = [*CRASHED, begin, *jobs.running(2, 7.1, 5), e.ResumedElsewhere(12.0, 2, 0, "step-5.pt", 5)]
     ignored, passed = _status(news)["notices"]
     assert "from scratch" in ignored and "ORCH_RESUME_FROM" in ignored
     assert passed == f"attempt 2 did not resume from step-22.pt (step 22): {torn.why}"
 
 
 def test_what_is_read_before_a_restart_is_said() -> None:
-    status = _status([*CRASHED, jobs.saved(4.0), d.CompareSave(6.0, "why", 1, 1, True)])
+    status = _status([*CRASHED, jobs.saved(4.0), d.CompareCheckpoint(6.0, "why", 1, 1, True)])
     assert status["reason"].endswith("; step-20.pt is verified first")
 
 
@@ -290,9 +294,17 @@ def test_a_job_without_steps_restarts_when_its_ranks_run() -> None:
 
 def test_a_suspicion_that_nothing_was_done_about_is_told() -> None:
     verdict = d.Verdict(
-        d.Kind.HANG, (), "", "no progress for 60 s", (), d.Signature(d.Kind.HANG), 7, 4.0, True
+        d.VerdictKind.HANG,
+        (),
+        "",
+        "no progress for 60 s",
+        (),
+        d.FailureSignature(d.VerdictKind.HANG),
+        7,
+        4.0,
+        True,
     )
-    told = jobs.told([*TALES["RUNNING"], d.Notice(64.0, "hang", 1, d.Topic.HANG, verdict=verdict)])
+    told = jobs.told([*TALES["RUNNING"], d.Notice(64.0, "hang", 1, d.NoticeTopic.HANG, verdict=verdict)])
     assert told["attempts"][0]["notices"] == ["no progress for 60 s"]
 
 
@@ -319,43 +331,43 @@ def test_ranks_that_are_slow_by_themselves_are_told_while_they_run() -> None:
 
 @pytest.mark.parametrize("wall_s", [0.0, 1_795_000_000.123, 4_000_000_000.999])
 def test_times_of_day_are_read_as_they_are_written(wall_s: float) -> None:
-    assert status_file.seconds(status_file.iso(wall_s)) == pytest.approx(wall_s, abs=0.001)
+    assert status_file.parse_iso(status_file.iso(wall_s)) == pytest.approx(wall_s, abs=0.001)
 
 
 def test_ages_grow_while_nobody_writes_and_stand_still_when_the_job_is_over() -> None:
     now_s = jobs.BEGAN_S + 10.0
-    running = status_file.refreshed(_typed(TALES["RUNNING"], at=10.0), now_s + 7)
+    running = status_file.refresh_ages(_typed(TALES["RUNNING"], at=10.0), now_s + 7)
     assert (running.nodes[0].seen_s, running.ranks[0].beat_s, running.written_s) == (13.0, 13.0, 7.0)
     ended = _typed(TALES["FAILED"], at=10.0)
-    assert status_file.refreshed(ended, now_s + 7) == ended
-    here = status_file.stamped(_typed(TALES["RUNNING"], at=10.0), "a boot")
-    assert status_file.refreshed(here, now_s + 3600.0, "a boot").written_s == pytest.approx(0.0, abs=1.0), (
-        "the clock was set"
-    )
+    assert status_file.refresh_ages(ended, now_s + 7) == ended
+    here = status_file.stamp(_typed(TALES["RUNNING"], at=10.0), "a boot")
+    assert status_file.refresh_ages(here, now_s + 3600.0, "a boot").written_s == pytest.approx(
+        0.0, abs=1.0
+    ), "the clock was set"
 
 
 def test_a_clock_that_was_set_back_makes_no_age_negative() -> None:
     status = _typed(TALES["RUNNING"], at=10.0)
-    assert status_file.refreshed(status, jobs.BEGAN_S - 5000).nodes == status.nodes
+    assert status_file.refresh_ages(status, jobs.BEGAN_S - 5000).nodes == status.nodes
 
 
 def _in_full() -> status_file.Status:
     """Return a status that has every key."""
     beats = (RankHeartbeat(0, 7, "S", 100, 1.0, progress="37/1200 (tqdm)", rate_per_s=2.5),)
-    notice = d.Notice(4.6, "4 ranks train alone", 1, d.Topic.ALONE, fix="form one")
+    notice = d.Notice(4.6, "4 ranks train alone", 1, d.NoticeTopic.ALONE, fix="form one")
     known = _typed(
         [*TALES["RUNNING"], e.FromNode(4.5, "node-0", reports.Heartbeat(1, beats)), jobs.saved(4.6), notice],
         at=6.5,
     )
     return dataclasses.replace(
-        status_file.refreshed(known, jobs.BEGAN_S + 26.5),
+        status_file.refresh_ages(known, jobs.BEGAN_S + 26.5),
         nodes=known.nodes[:1],
         ranks=known.ranks[:2],
         stragglers=(status_file.StragglerStatus(1, "node-0", 1.8, 0.18, 0.1, 21),),
-        suspected=Suspicion("rank 1 is stopped", [1], "node-0", 2.0, Follows.ENDS, 3.0, "node-1"),
+        suspected=Suspicion("rank 1 is stopped", [1], "node-0", 2.0, NextAction.ENDS, 3.0, "node-1"),
         travels=(status_file.TransferStatus("step-20.pt", "node-0", "fetch", 40, None),),
         effective_batch=64,
-        supervisor=Holder(4711, "gpu-03"),
+        supervisor=LockHolder(4711, "gpu-03"),
         full_disk=jobs.ROOT,
         queue=status_file.QueueStatus("7", "RUNNING", "", None, "node[1-2]", "", "it runs", "", 0.5),
         dir=jobs.ROOT,
@@ -363,24 +375,24 @@ def _in_full() -> status_file.Status:
 
 
 def test_the_keys_of_a_status_and_their_order_are_those_that_were_looked_at() -> None:
-    full = status_file.as_json(_in_full())
+    full = status_file.to_json(_in_full())
     golden.check("status-object.json", json.dumps(full, indent=1) + "\n")
 
 
 def test_all_ranks_of_a_node_are_listed_however_many_they_are() -> None:
     full = _in_full()
     many = dataclasses.replace(full.nodes[0], ranks=list(range(1000)))
-    told = status_file.as_json(dataclasses.replace(full, nodes=(many,)))
+    told = status_file.to_json(dataclasses.replace(full, nodes=(many,)))
     assert told["nodes"][0]["ranks"] == list(range(1000))
 
 
 def test_a_key_that_a_job_has_nothing_for_is_left_out_and_a_late_supervisor_is_null_where_unknown() -> None:
     full = _in_full()
     only_some = {"suspected", "effective_batch", "written_s", "supervisor", "full_disk", "queue", "dir"}
-    assert status_file.as_json(full).keys() - _status(TALES["RUNNING"]).keys() == only_some
-    assert status_file.as_json(dataclasses.replace(full, supervisor=None))["supervisor"] is None
+    assert status_file.to_json(full).keys() - _status(TALES["RUNNING"]).keys() == only_some
+    assert status_file.to_json(dataclasses.replace(full, supervisor=None))["supervisor"] is None
     fresh = dataclasses.replace(full, supervisor=None, written_s=0.0)
-    assert "supervisor" not in status_file.as_json(fresh) and "written_s" in status_file.as_json(fresh)
+    assert "supervisor" not in status_file.to_json(fresh) and "written_s" in status_file.to_json(fresh)
 
 
 def test_a_status_is_read_as_it_was_written_with_its_folder(tmp_path: Path) -> None:

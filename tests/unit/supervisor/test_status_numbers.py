@@ -13,15 +13,15 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, News
 from orchestrator.core.codec import Json
 from orchestrator.core.jobdir import status_file
-from orchestrator.core.jobdir.series import RankSample
-from orchestrator.core.shown import Measured, Training, Usage
+from orchestrator.core.jobdir.series import RankMeasurement
+from orchestrator.core.status_types import ReportedNumber, Training, Usage
 from orchestrator.core.wire import reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.supervisor import status as status_object
 from tests.support import jobs
 
 USAGE = Usage(1.5, 4 << 30, 0.97, 60 << 30)
-TRAINING = Training(Measured(1.25), Measured(5e-5), 7.0, 600.0, 1000)
+TRAINING = Training(ReportedNumber(1.25), ReportedNumber(5e-5), 7.0, 600.0, 1000)
 
 
 @pytest.mark.parametrize("value", [USAGE, TRAINING])
@@ -43,7 +43,7 @@ def _status(beats: list[News], at: float = 6.5) -> Json:
     facts = Facts()
     for one in [*jobs.submitted(), *jobs.running(1, 1.0, 0), *beats]:
         fold(facts, one)
-    return status_file.as_json(status_object.status(jobs.plan(), facts, jobs.moment(at)))
+    return status_file.to_json(status_object.status(jobs.plan(), facts, jobs.moment(at)))
 
 
 def test_what_ranks_use_and_tell_stands_until_they_tell_more_and_ends_with_the_attempt() -> None:
@@ -98,7 +98,7 @@ def test_the_total_of_a_bar_counts_only_where_the_bar_counts_steps(
 
 
 def test_a_loss_that_is_not_a_number_is_a_text_in_json_and_comes_back() -> None:
-    training = Training(Measured("nan"), Measured("inf"))
+    training = Training(ReportedNumber("nan"), ReportedNumber("inf"))
     beat = RankHeartbeat(0, 7, "S", 100, 1.0, training=training)
     status = _status([e.FromNode(4.5, "node-0", reports.Heartbeat(1, (beat,)))])
     assert (status["loss"], status["ranks"][0]["learning_rate"]) == ("nan", "inf")
@@ -123,4 +123,4 @@ def test_a_sample_has_what_living_ranks_measure() -> None:
     status = status_object.status(jobs.plan(), facts, jobs.moment(5.0))
     sample = status_object.sample(status, facts, 1e9)
     assert [rank.rank for rank in sample.ranks] == [0, 2, 3]
-    assert sample.ranks[0] == RankSample(0, 7, 2.5, 0.4, 1.25, 5e-5, USAGE)
+    assert sample.ranks[0] == RankMeasurement(0, 7, 2.5, 0.4, 1.25, 5e-5, USAGE)

@@ -14,14 +14,14 @@ import pytest
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
-from orchestrator.core.checkpoints.save import Closing, Part, SaveState
+from orchestrator.core.checkpoints.checkpoint import CheckpointState, CompletionReason, HostPart
 from orchestrator.core.jobdir import locks, requests
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.wire import orders, reports
-from orchestrator.core.wire.connection import LineError
+from orchestrator.core.wire.connection import PeerError
 from orchestrator.supervisor import allocation_claim, heartbeat_tracker
-from orchestrator.supervisor.rounds import supervise
+from orchestrator.supervisor.main_loop import supervise
 from tests.support import jobs
 from tests.support.fake_backend import ANSWER_S_MAX, SECRET, Backend, Node, folder_of, play
 from tests.support.saved_files import sight, torch_save, write
@@ -40,7 +40,7 @@ def _saves(node: Node) -> reports.SaveSeen:
     found = sight(node.job.checkpoints)
     (key,) = found.groups
     group, pieces = found.groups[key], tuple(found.tree.files.values())
-    part = Part("", str(node.job.checkpoints), 5, pieces, found.readings[key], Closing.STEPS)
+    part = HostPart("", str(node.job.checkpoints), 5, pieces, found.readings[key], CompletionReason.STEPS)
     return reports.SaveSeen(1, group.key, group.series, group.main, part)
 
 
@@ -61,9 +61,9 @@ def test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled(tm
         node.report(reports.Stopped(1, "asked"))
         prepare = await node.run(2)
         assert prepare.resume is not None and prepare.resume.path == path
-        requests.ask(node.job.requests, "look")
+        requests.send(node.job.requests, "look")
         assert await node.order() == orders.Inspect(2, 1)
-        requests.ask(node.job.requests, "cancel")
+        requests.send(node.job.requests, "cancel")
         assert (await node.order(), node.acked) == (orders.Stop(2, 77.0), orders.Ack(node.seq, 1))
         node.report(reports.Stopped(2, "asked"))
         await node.leave()
@@ -71,8 +71,11 @@ def test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled(tm
     node = play(tmp_path, act, monitor={"stop_grace": 77}, restart={"backoff": 0})
     (config,) = node.backend.launched
     assert config.fence_s == node.plan.limits.fence_s
-    assert [one.save.state for one in node.news(e.SaveChanged)][:2] == [SaveState.OPEN, SaveState.WHOLE]
-    assert [(one.save, one.fault) for one in node.news(e.SaveCompared)] == [(1, "")]
+    assert [one.save.state for one in node.news(e.CheckpointChanged)][:2] == [
+        CheckpointState.OPEN,
+        CheckpointState.WHOLE,
+    ]
+    assert [(one.save, one.fault) for one in node.news(e.CheckpointCompared)] == [(1, "")]
     assert [type(one) for one in node.news(e.Planned, e.SupervisorStarted)] == [
         e.Planned,
         e.SupervisorStarted,
@@ -109,7 +112,7 @@ def test_bytes_of_a_log_are_confirmed_and_after_a_gap_the_node_begins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        heartbeat_tracker, "MUTE_S_MIN", 10 * ANSWER_S_MAX
+        heartbeat_tracker, "SILENT_S_MIN", 10 * ANSWER_S_MAX
     )  # it is not cut off for having no beat
 
     async def act(node: Node) -> None:
@@ -119,11 +122,11 @@ def test_bytes_of_a_log_are_confirmed_and_after_a_gap_the_node_begins_again(
         node.say(reports.Chunk(LOG, 0), raw=b"step 1\n")
         assert await node.order() == orders.ChunkAck(7)
         node.say(reports.Chunk(LOG, 100), raw=b"step 9\n")
-        with pytest.raises(LineError):
+        with pytest.raises(PeerError):
             await node.order()
         await node.greet(ships=True, running=1)
         assert await node.order() == orders.ResumeOffsets({LOG: 7})
-        requests.ask(node.job.requests, "cancel")
+        requests.send(node.job.requests, "cancel")
         assert isinstance(await node.order(), orders.Stop)
         node.report(reports.Stopped(1, "asked"))
         await node.leave()
@@ -152,7 +155,7 @@ def test_only_the_holder_of_the_lock_supervises(
 ) -> None:
     monkeypatch.setattr(locks, "LOCK_S_MAX", 0.0)
     job, _ = folder_of(tmp_path)
-    with locks.locked(job) as mine:
+    with locks.hold_job_lock(job) as mine:
         assert mine and supervise(job.root, _none) == allocation_claim.SUCCEEDED
     assert "another supervisor is running" in capsys.readouterr().err
     assert not job.journal.exists()

@@ -18,8 +18,8 @@ def test_a_long_line_breaks_at_words_or_between_items_and_a_command_not_at_all()
     )
     command = cells.line("  look    ", cells.Cell(f"orch logs {'x' * 80}", "cyan"))
     path = cells.line(f"checkpoint  {'/long' * 30} and more of it")
-    lines = cells.wrapped([row, fix, command, path], 78)
-    shown = cells.plain(lines).splitlines()
+    lines = cells.wrap([row, fix, command, path], 78)
+    shown = cells.plain_text(lines).splitlines()
     assert shown[:2] == [
         "RUNNING  attempt 1  step 100,000/1,000,000  12.50 steps/s  31s so far",
         "         1 restart",
@@ -30,14 +30,14 @@ def test_a_long_line_breaks_at_words_or_between_items_and_a_command_not_at_all()
     ]
     assert lines[1][-1] == cells.Cell("1 restart", "yellow") and lines[4] == command
     assert shown[5:] == [f"checkpoint  {'/long' * 30}", "            and more of it"]
-    assert cells.wrapped([row], None) == [row]
+    assert cells.wrap([row], None) == [row]
     lone = cells.line(f"checkpoint  {'/long' * 30}")
-    assert cells.wrapped([lone], 78) == [lone]
+    assert cells.wrap([lone], 78) == [lone]
 
 
 def test_a_line_that_begins_beyond_the_edge_of_the_terminal_is_shown_from_its_middle_on() -> None:
     far = cells.line(f"{' ' * 100}candidate: forward(Tensor self)")
-    assert cells.plain(cells.wrapped([far], 40)).splitlines() == [
+    assert cells.plain_text(cells.wrap([far], 40)).splitlines() == [
         f"{' ' * 20}candidate:", f"{' ' * 20}forward(Tensor self)",
     ]  # fmt: skip
 
@@ -58,4 +58,7 @@ def test_durations_are_said_as_people_say_them(seconds: float | None, said: str)
 
 
 def test_a_name_with_a_line_break_begins_no_line_of_its_own() -> None:
-    assert cells.plain([cells.line("  ", cells.Cell("step\n# HELP evil.pt"))]) == "  step\\n# HELP evil.pt\n"
+    assert (
+        cells.plain_text([cells.line("  ", cells.Cell("step\n# HELP evil.pt"))])
+        == "  step\\n# HELP evil.pt\n"
+    )

@@ -14,21 +14,21 @@ from tests.support import golden, jobs
 HOUR_S = 3600.0
 ENDED = [*jobs.crashed_once(), *jobs.crash(2, 12.0, 5, 25)]
 FOUND = {
-    "gpt": goodput.of_record(jobs.record(jobs.entries(ENDED))),
-    "small": goodput.of_record(jobs.record(jobs.entries(jobs.submitted()))),
+    "gpt": goodput.from_record(jobs.record(jobs.entries(ENDED))),
+    "small": goodput.from_record(jobs.record(jobs.entries(jobs.submitted()))),
 }
 
 
 @pytest.mark.parametrize("by", [None, "cause", "host"])
 def test_the_table_is_the_one_that_was_looked_at(by: str | None) -> None:
     shown = view.table(post_mortem.time_uses(FOUND), by)
-    golden.check(f"goodput-{by or 'kind'}.txt", cells.plain(shown))
+    golden.check(f"goodput-{by or 'kind'}.txt", cells.plain_text(shown))
 
 
 def test_the_unit_follows_from_all_time_and_is_the_same_in_every_row() -> None:
     days = Span(0, 1, TimeKind.PRODUCTIVE, 0.0, 72 * HOUR_S, 64)
     blink = Span(0, 1, TimeKind.WASTED, 72 * HOUR_S, 73 * HOUR_S, 64)
-    text = cells.plain(view.summary(post_mortem.time_use(Goodput((days, blink)))))
+    text = cells.plain_text(view.summary(post_mortem.time_use(Goodput((days, blink)))))
     assert (
         text
         == "\ngoodput     98.6%: 4,608.0 of 4,672.0 rank-hours were useful training\n  the rest  wasted 64.0\n"
@@ -37,7 +37,7 @@ def test_the_unit_follows_from_all_time_and_is_the_same_in_every_row() -> None:
 
 def test_a_job_without_a_step_says_that_it_has_no_goodput() -> None:
     spans = (Span(0, 1, TimeKind.STARTUP, 0.0, 72.0, 2),)
-    text = cells.plain(view.table(post_mortem.time_uses({"gpt": Goodput(spans)}), None))
+    text = cells.plain_text(view.table(post_mortem.time_uses({"gpt": Goodput(spans)}), None))
     assert text.splitlines()[0] == "gpt  no goodput: no step was made in 144.0 rank-seconds"
     assert view.summary(post_mortem.time_use(Goodput(spans))) == []
-    assert cells.plain(view.table(post_mortem.time_uses({}), None)) == "no rank has run yet\n"
+    assert cells.plain_text(view.table(post_mortem.time_uses({}), None)) == "no rank has run yet\n"

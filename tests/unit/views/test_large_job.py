@@ -18,6 +18,6 @@ def test_ranks_and_nodes_of_a_large_job_are_counted_by_their_state_unless_all_ar
     ]
     nodes[5] = replace(nodes[5], state="silent")
     many = replace(one, nodes=tuple(nodes), ranks=tuple(ranks))
-    golden.check("status-large.txt", cells.plain(status_view.job(many)))
-    every = cells.plain(status_view.job(many, every_rank=True))
+    golden.check("status-large.txt", cells.plain_text(status_view.job(many)))
+    every = cells.plain_text(status_view.job(many, every_rank=True))
     assert len(every.splitlines()) > 1100 and "--ranks" not in every

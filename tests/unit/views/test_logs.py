@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from orchestrator.client.logs.reader import LogBlock, LogLine, LogQuery, lines
-from orchestrator.core.invisible_characters import harmless
+from orchestrator.core.invisible_characters import escape_harmful
 from orchestrator.core.mask import Mask
 from orchestrator.views.logs import (
     FOLD_LINES_MAX,
@@ -19,8 +19,8 @@ from orchestrator.views.logs import (
     LogStyle,
     LogView,
     ShownLine,
-    clean,
-    style_of,
+    choose_style,
+    strip_escapes,
 )
 
 MS = 1_000_000
@@ -39,7 +39,7 @@ def line(
 
 def folded(lines: list[LogLine]) -> list[ShownLine]:
     folding = Deduplicator()
-    return [*(item for one in lines for item in folding.add(one)), *folding.rest()]
+    return [*(item for one in lines for item in folding.add(one)), *folding.flush()]
 
 
 def brief(items: list[ShownLine]) -> list[tuple[str, tuple[int, ...]]]:
@@ -84,7 +84,7 @@ def test_a_followed_line_is_released_when_its_window_is_over() -> None:
     assert list(folding.ready(1499 * MS)) == []
     assert list(folding.add(line(1, "A", at_ms=1400))) == []
     assert brief(list(folding.ready(1500 * MS))) == [("A", (0, 1))]
-    assert list(folding.rest()) == []
+    assert list(folding.flush()) == []
 
 
 def test_what_waits_to_be_folded_is_bounded() -> None:
@@ -93,7 +93,7 @@ def test_what_waits_to_be_folded_is_bounded() -> None:
     assert len(released) == 2 * FOLD_LINES_MAX
     released += [item for number in range(300) for item in folding.add(line(0, "x" * 100_000 + f"{number}"))]
     assert len(released) > 3 * FOLD_LINES_MAX
-    released += folding.rest()
+    released += folding.flush()
     assert len(released) == 3 * FOLD_LINES_MAX + 300
 
 
@@ -167,7 +167,7 @@ def test_a_rank_keeps_its_own_colour() -> None:
 def test_the_style_fits_the_output(
     query: LogQuery, terminal: bool, environ: dict[str, str], style: LogStyle
 ) -> None:
-    assert style_of(query, terminal=terminal, environ=environ) == style
+    assert choose_style(query, terminal=terminal, environ=environ) == style
 
 
 @pytest.mark.parametrize(
@@ -187,14 +187,14 @@ def test_the_style_fits_the_output(
     ],
 )
 def test_escape_sequences_of_a_log_are_not_obeyed(text: str, plain: str) -> None:
-    assert clean(text, colour=False) == plain
-    assert clean(text, colour=True) == plain
+    assert strip_escapes(text, colour=False) == plain
+    assert strip_escapes(text, colour=True) == plain
 
 
 def test_colours_of_a_log_are_kept_where_colours_are_shown_and_do_not_run_on() -> None:
     text = "\x1b[1;31mred\x1b[K\x1b[?25l and on"
-    assert clean(text, colour=True) == "\x1b[1;31mred and on\x1b[0m"
-    assert clean(text, colour=False) == "red and on"
+    assert strip_escapes(text, colour=True) == "\x1b[1;31mred and on\x1b[0m"
+    assert strip_escapes(text, colour=False) == "red and on"
 
 
 def test_what_would_not_be_seen_is_shown_to_people_and_left_as_it_is_in_files() -> None:
@@ -213,16 +213,16 @@ def test_what_would_not_be_seen_is_shown_to_people_and_left_as_it_is_in_files() 
 def test_characters_that_show_nothing_are_shown_whatever_their_kind(code: int) -> None:
     escape = ascii(chr(code))[1:-1]
     (seen,) = shown(TERMINAL, ShownLine(line(1, f"a{chr(code)}b"), (1,)))
-    assert seen.endswith(f"a{escape}b") and harmless(f"a{chr(code)}b") == f"a{escape}b"
+    assert seen.endswith(f"a{escape}b") and escape_harmful(f"a{chr(code)}b") == f"a{escape}b"
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_noise_gets_an_escape_through(seed: int) -> None:
     dice = random.Random(seed)
     noise = "".join(dice.choice("\x1b\x1b\x9b\x9d\x07[]?;0138mHKP\\ a\n\r") for _ in range(500))
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", clean(noise, colour=False))
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", strip_escapes(noise, colour=False))
     assert not re.search(
-        r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", re.sub(r"\x1b\[[0-9;:]*m", "", clean(noise, colour=True))
+        r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", re.sub(r"\x1b\[[0-9;:]*m", "", strip_escapes(noise, colour=True))
     )
 
 
@@ -307,11 +307,11 @@ def test_lines_in_blocks_look_as_they_do_one_by_one(seed: int) -> None:
         expected = "".join(f"{text}\n" for text in shown(style, *one_by_one, secrets=tuple(secrets)))
         view = LogView(style, Mask(secrets))
         assert "".join(view.add(blocks)) == expected
-        assert view.rest() == ""
+        assert view.flush() == ""
 
 
 def test_identical_lines_are_folded_on_a_terminal_alone() -> None:
     blocks = [LogBlock(0, 1, rank, None, b"same\nsame\n") for rank in (0, 1)]
     piped, seen = LogView(PLAIN, Mask(())), LogView(DULL, Mask(()))
     assert "".join(piped.add(blocks)) == "[rank 0] same\n" * 2 + "[rank 1] same\n" * 2
-    assert "".join(seen.add(blocks)) + seen.rest() == "[ranks 0-1 \u00d72] same\n" * 2
+    assert "".join(seen.add(blocks)) + seen.flush() == "[ranks 0-1 \u00d72] same\n" * 2

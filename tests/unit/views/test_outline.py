@@ -7,7 +7,7 @@ from pathlib import Path
 
 from orchestrator.client.outline.outline import NodeOutline, Outline
 from orchestrator.core.settings.rank_env import NodePlan
-from orchestrator.core.settings.rank_settings import Layers, SetBy, Setting, settings
+from orchestrator.core.settings.rank_settings import EnvLayers, SetBy, Setting, decide_settings
 from orchestrator.views import cells
 from orchestrator.views import outline as outline_view
 from tests.support import golden
@@ -16,8 +16,8 @@ from tests.unit.core.settings.test_rank_settings import DGX, EIGHT, FOUR_CPU, LA
 EVIDENCE = Path("{job_dir}/evidence/attempt-{attempt}")
 
 
-def _node(name: str, first: int, at: NodePlan, given: Layers) -> NodeOutline:
-    ranks, decided = tuple(range(first, first + 8)), settings(DGX, at, given, None, EVIDENCE)
+def _node(name: str, first: int, at: NodePlan, given: EnvLayers) -> NodeOutline:
+    ranks, decided = tuple(range(first, first + 8)), decide_settings(DGX, at, given, None, EVIDENCE)
     return NodeOutline(name, name, ranks, "8 GPUs", facts=DGX, settings=decided)
 
 
@@ -25,8 +25,8 @@ def _outline() -> Outline:
     origins = {"NCCL_DEBUG": "job.yaml:12: env.NCCL_DEBUG"}
     at = with_plan(EIGHT, id="{job_id}", unbuffered=True, origins=origins)
     added = {"NCCL_DEBUG": "INFO"}
-    given = Layers({}, added, added)
-    other = Layers({"OMP_NUM_THREADS": "4"}, added, {"OMP_NUM_THREADS": "4", **added})
+    given = EnvLayers({}, added, added)
+    other = EnvLayers({"OMP_NUM_THREADS": "4"}, added, {"OMP_NUM_THREADS": "4", **added})
     fault = NodeOutline(
         "gpu3", "gpu3", (), "", "connect: no answer within 15 s", "check the host, or try again"
     )
@@ -40,12 +40,12 @@ def _outline() -> Outline:
 
 
 def test_the_outline_over_ssh_is_the_one_that_was_looked_at() -> None:
-    golden.check("plan-ssh.txt", cells.plain(outline_view.outline(_outline().as_json())))
+    golden.check("plan-ssh.txt", cells.plain_text(outline_view.outline(_outline().as_json())))
 
 
 def test_the_outline_on_slurm_names_its_nodes_once() -> None:
     at = with_plan(node("slurm", 8, 8), id="{job_id}")
-    decided = settings(None, at, Layers({}, {}, {}), None, EVIDENCE)
+    decided = decide_settings(None, at, EnvLayers({}, {}, {}), None, EVIDENCE)
     nodes = tuple(
         NodeOutline(f"node {index}", "", tuple(range(8 * index, 8 * index + 8)), "8 GPUs", settings=decided)
         for index in range(64)
@@ -53,23 +53,23 @@ def test_the_outline_on_slurm_names_its_nodes_once() -> None:
     whole = dataclasses.replace(
         _outline(), backend="slurm", nodes=nodes, inherited=30, batch="", variables=()
     )
-    golden.check("plan-slurm.txt", cells.plain(outline_view.outline(whole.as_json())))
+    golden.check("plan-slurm.txt", cells.plain_text(outline_view.outline(whole.as_json())))
 
 
 def test_on_one_machine_the_environment_is_printed_once() -> None:
-    decided = settings(LAPTOP, FOUR_CPU, Layers({}, {}, {}), "lo", EVIDENCE)
+    decided = decide_settings(LAPTOP, FOUR_CPU, EnvLayers({}, {}, {}), "lo", EVIDENCE)
     nodes = tuple(
         NodeOutline(f"node-{index}", "laptop", (index,), "CPU", facts=LAPTOP, settings=decided)
         for index in range(2)
     )
     whole = dataclasses.replace(_outline(), backend="local", nodes=nodes, notes=())
-    text = cells.plain(outline_view.outline(whole.as_json()))
+    text = cells.plain_text(outline_view.outline(whole.as_json()))
     assert text.count("environment of the ranks") == 1
     assert "node-1  laptop  1      CPU      4 cores, wlan0\n" in text
 
 
 def test_of_a_launch_only_what_is_run_is_known() -> None:
     one = dataclasses.replace(_outline(), command="bash dist_train.sh cfg.py 8", launches=True)
-    assert "  runs   what bash dist_train.sh cfg.py 8 calls, once on each node\n" in cells.plain(
+    assert "  runs   what bash dist_train.sh cfg.py 8 calls, once on each node\n" in cells.plain_text(
         outline_view.outline(one.as_json())
     )

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.core.checkpoints.choice import Checkpoint, Passed
+from orchestrator.core.checkpoints.resume_choice import Checkpoint, SkippedCheckpoint
 from orchestrator.core.codec import Json
 from orchestrator.views import cells, post_mortem
 from tests.support import jobs
@@ -17,11 +17,11 @@ BEFORE = jobs.crashed_once()[: -len(jobs.running(2, 7.1, 5)) - 1]
 
 def test_an_attempt_that_ignored_its_checkpoint_is_not_said_to_have_begun_from_it() -> None:
     again = [jobs.again(2, 7.0, Checkpoint(jobs.CKPT, 20, 1)), *jobs.running(2, 7.1, 22)]
-    elsewhere = e.BeganElsewhere(12.0, 2, 0, "step-20.pt", 20)
+    elsewhere = e.ResumedElsewhere(12.0, 2, 0, "step-20.pt", 20)
     why = jobs.told([*BEFORE, *again, elsewhere, *jobs.beats(2, 13.0, 23)])
     attempt = why["attempts"][1]
     assert (attempt["first_step"], attempt["resumed_step"]) == (1, 20)
-    text = cells.plain(post_mortem.post_mortem(why))
+    text = cells.plain_text(post_mortem.post_mortem(why))
     came = (
         "checkpoints/step-20.pt was given, but the script started at step 1 (does it read ORCH_RESUME_FROM?)"
     )
@@ -30,13 +30,13 @@ def test_an_attempt_that_ignored_its_checkpoint_is_not_said_to_have_begun_from_i
 
 
 def test_an_attempt_shows_how_its_save_is_proved_and_which_newer_ones_it_did_not_begin_from() -> None:
-    passed = (Passed(3, "step-22.pt", 22, "torn: the attempt ended while it was written"),) * 4
+    passed = (SkippedCheckpoint(3, "step-22.pt", 22, "torn: the attempt ended while it was written"),) * 4
     begin = d.BeginAttempt(7.0, "restart after crash", 2, Checkpoint(jobs.CKPT, 20, 1), passed)
     why = jobs.told([*BEFORE, begin, *jobs.running(2, 7.1, 5)])
     why["attempts"][1]["resumed_save"] = {
         "save": 1, "step_source": "stated", "closed_by": "every rank has made a step since", "compared": "sha256",
     }  # fmt: skip
-    text = cells.plain(post_mortem.post_mortem(why))
+    text = cells.plain_text(post_mortem.post_mortem(why))
     torn = "    skipped: step-22.pt (step 22), torn: the attempt ended while it was written\n"
     proof = "    checkpoint 1, step 20 (from its name or content); verified by sha256\n    complete: every rank has made a step since\n"
     assert f"UTC\n{proof}{torn * 3}    skipped: 1 more\n" in text
@@ -71,11 +71,11 @@ def test_an_attempt_shows_how_its_save_is_proved_and_which_newer_ones_it_did_not
 )
 def test_a_post_mortem_ends_with_what_a_restart_begins_from_as_files_are_now(found: Json, said: str) -> None:
     why = {**jobs.told([*jobs.crashed_once(), jobs.end(2, 13.0, d.JobEnd.CANCELLED, "cancelled")]), **found}
-    assert said in cells.plain(post_mortem.post_mortem(why))
+    assert said in cells.plain_text(post_mortem.post_mortem(why))
 
 
 def test_an_attempt_that_goes_on_from_its_checkpoint_is_said_to_come_from_it() -> None:
     why = jobs.told(jobs.crashed_once())
     assert (why["attempts"][1]["first_step"], why["attempts"][1]["resumed_step"]) == (21, 20)
-    text = cells.plain(post_mortem.post_mortem(why))
+    text = cells.plain_text(post_mortem.post_mortem(why))
     assert "  from step-20.pt, since" in text and "was given" not in text

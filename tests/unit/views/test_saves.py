@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.core.checkpoints.choice import Choice, Passed
-from orchestrator.core.checkpoints.save import Closing, Place, Save, SaveState, StepSource
+from orchestrator.core.checkpoints.checkpoint import (
+    CheckpointRecord,
+    CheckpointState,
+    CompletionReason,
+    FileLocation,
+    StepSource,
+)
+from orchestrator.core.checkpoints.resume_choice import ResumeChoice, SkippedCheckpoint
 from orchestrator.core.codec import Json
-from orchestrator.views import cells, saves
+from orchestrator.views import cells, checkpoint_table
 from tests.support import golden, jobs, saved_files
 
 COLUMNS = 80
@@ -30,7 +36,7 @@ def _offer(main: str, **fields: Any) -> Json:
 
 
 def _text(*listed: Json) -> str:
-    return cells.plain(saves.table(listed, jobs.ID, jobs.ROOT))
+    return cells.plain_text(checkpoint_table.table(listed, jobs.ID, jobs.ROOT))
 
 
 OVER = {"state": "gone", "why": "was overwritten by checkpoint 6", "main": "last.pt"}
@@ -86,28 +92,35 @@ def test_what_was_written_over_is_shown_where_it_is_all_there_is() -> None:
     assert "last.pt\n      is gone" in text and "a restart starts from the beginning" in text
 
 
-def _whole(number: int, **fields: Any) -> Save:
-    place = Place("", f"{jobs.ROOT}/checkpoints")
+def _whole(number: int, **fields: Any) -> CheckpointRecord:
+    place = FileLocation("", f"{jobs.ROOT}/checkpoints")
     known = {"main": f"step-{number}0.pt", "step_source": StepSource.STATED, "places": (place,)}
     return saved_files.saved(number, **{**known, **fields})
 
 
 def test_a_resume_says_what_it_begins_from_as_it_was_looked_at() -> None:
-    torn = Passed(7, "step-70.pt", 70, "torn: the attempt ended while it was written")
-    gone = Passed(6, "step-60", None, "gone: step-60/model.pt is gone")
+    torn = SkippedCheckpoint(7, "step-70.pt", 70, "torn: the attempt ended while it was written")
+    gone = SkippedCheckpoint(6, "step-60", None, "gone: step-60/model.pt is gone")
     kept = "last.pt is empty, but orch kept a copy in .kept/5"
     choices = {
-        "the newest": Choice(_whole(5)),
-        "one before others": Choice(_whole(5, step_source=StepSource.COUNTED), passed=(torn, gone)),
-        "as it was kept": Choice(_whole(5, main="last.pt", why=kept, step=None)),
-        "one that was given up": Choice(
-            _whole(5, state=SaveState.DISTRUSTED, why="rank 0 could not load it in attempt 2: RuntimeError")
+        "the newest": ResumeChoice(_whole(5)),
+        "one before others": ResumeChoice(_whole(5, step_source=StepSource.COUNTED), skipped=(torn, gone)),
+        "as it was kept": ResumeChoice(_whole(5, main="last.pt", why=kept, step=None)),
+        "one that was given up": ResumeChoice(
+            _whole(
+                5, state=CheckpointState.DISTRUSTED, why="rank 0 could not load it in attempt 2: RuntimeError"
+            )
         ),
-        "adopted from elsewhere": Choice(_whole(5, places=(Place("", "/data"),), closed_by=Closing.ADOPTED)),
-        "many passed": Choice(_whole(1), passed=(torn, gone) * 4),
-        "the beginning": Choice(passed=(torn,)),
+        "adopted from elsewhere": ResumeChoice(
+            _whole(5, places=(FileLocation("", "/data"),), closed_by=CompletionReason.ADOPTED)
+        ),
+        "many passed": ResumeChoice(_whole(1), skipped=(torn, gone) * 4),
+        "the beginning": ResumeChoice(skipped=(torn,)),
     }
-    text = "".join(f"# {name}\n{cells.plain(saves.start(one, jobs.ROOT))}\n" for name, one in choices.items())
+    text = "".join(
+        f"# {name}\n{cells.plain_text(checkpoint_table.resume_lines(one, jobs.ROOT))}\n"
+        for name, one in choices.items()
+    )
     golden.check("resume.txt", text)
 
 
@@ -119,7 +132,7 @@ WHERE: Json = {
 
 
 def test_the_places_of_a_job_are_told_line_by_line_and_in_one() -> None:
-    assert cells.plain(saves.folders(WHERE)).splitlines() == [
+    assert cells.plain_text(checkpoint_table.folder_lines(WHERE)).splitlines() == [
         f"  folder  {jobs.ROOT}",
         f"  start   {jobs.ROOT}/code  3 files written by ranks",
         "          runs -> /home/me/runs, which jobs of this workdir share",
@@ -127,9 +140,9 @@ def test_the_places_of_a_job_are_told_line_by_line_and_in_one() -> None:
         "  saved   /scratch/run  1 complete checkpoint",
         f"  logs    {jobs.ROOT}/logs",
     ]
-    assert cells.plain(saves.at_end(WHERE)).splitlines() == [
+    assert cells.plain_text(checkpoint_table.end_lines(WHERE)).splitlines() == [
         f"folder      {jobs.ROOT}: 2 checkpoints in code/out, 1 checkpoint in /scratch/run, 3 files written in code",
         'job file    checkpoint: {path: "{job_dir}/code/out/net_*.pth"} finds them, for resume_args',
     ]
     empty = {**WHERE, "written": 0, "links": [], "checkpoints": [], "checkpoint_path": None}
-    assert cells.plain(saves.at_end(empty)) == f"folder      {jobs.ROOT}\n"
+    assert cells.plain_text(checkpoint_table.end_lines(empty)) == f"folder      {jobs.ROOT}\n"

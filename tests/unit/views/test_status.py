@@ -12,12 +12,12 @@ from orchestrator.brain.fold_events import fold
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, News
-from orchestrator.client.post_mortem import bring_up_to_date
+from orchestrator.client.post_mortem import add_live_status
 from orchestrator.core import observations
-from orchestrator.core.checkpoints.choice import Checkpoint
-from orchestrator.core.jobdir.locks import Holder
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.jobdir.locks import LockHolder
 from orchestrator.core.jobdir.status_file import Status, StragglerStatus
-from orchestrator.core.shown import Follows, Suspicion
+from orchestrator.core.status_types import NextAction, Suspicion
 from orchestrator.core.wire import reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.supervisor.status import status
@@ -32,33 +32,33 @@ LONG_TRACEBACK = "Traceback (most recent call last):\n" + "".join(
     for n in range(40)
 )
 HANG = d.Verdict(
-    d.Kind.HANG, (2,), "node-1", "no sign of progress from any rank for 61 s; ranks 2 are behind",
-    (d.Evidence("rank 0: main thread in all_reduce, train.py:31"), d.Evidence("rank 2: main thread in load, data.py:7")), d.Signature(d.Kind.HANG), 23, 5.0, True,
+    d.VerdictKind.HANG, (2,), "node-1", "no sign of progress from any rank for 61 s; ranks 2 are behind",
+    (d.Evidence("rank 0: main thread in all_reduce, train.py:31"), d.Evidence("rank 2: main thread in load, data.py:7")), d.FailureSignature(d.VerdictKind.HANG), 23, 5.0, True,
 )  # fmt: skip
 FOUND = d.Verdict(
-    d.Kind.HANG, (2,), "gpu03", "no sign of progress for 9 s: rank 2 on gpu03: in read() of data/shard-17.bin",
+    d.VerdictKind.HANG, (2,), "gpu03", "no sign of progress for 9 s: rank 2 on gpu03: in read() of data/shard-17.bin",
     (
         d.Evidence("stacks of 8 ranks, twice, 3 s apart, unchanged · collective sequence numbers · /proc state · GPU use", d.EvidenceKind.WAYS),
         d.Evidence("rank 2 (state S; blocked, in read() of data/shard-17.bin): train.py:88 load_batch < train.py:120 main", d.EvidenceKind.RANKS),
         d.Evidence("ranks 0-1,3-7 (state S; waits, in all_reduce #9,655): train.py:97 train_step < train.py:120 main", d.EvidenceKind.RANKS),
         d.Evidence("not inspected (ranks 0-7): py-spy is not installed: no native frames"),
     ),
-    d.Signature(d.Kind.HANG), 1204, 57.0, True,
+    d.FailureSignature(d.VerdictKind.HANG), 1204, 57.0, True,
     culprit="rank 2 on gpu03: in read() of data/shard-17.bin, train.py:88 load_batch (DataLoader of the main thread)",
     waiting="ranks 0-1,3-7 in all_reduce #9,655 (default group), entered 9 s ago; rank 2 never entered it",
 )  # fmt: skip
 BEFORE = dataclasses.replace(FOUND, since_s=20.0)
-GONE_ON = d.Notice(40.0, "step 1,201 was made", 1, d.Topic.HANG, withdrawn=True)
+GONE_ON = d.Notice(40.0, "step 1,201 was made", 1, d.NoticeTopic.HANG, withdrawn=True)
 AFTER = [*jobs.stopped(1, 66.1), jobs.again(2, 67.0, Checkpoint(jobs.CKPT, 20)), *jobs.running(2, 67.1, 1)]
 DESYNC = d.Verdict(
-    d.Kind.DESYNC, (2,), "node-1", "rank 2 on node-1 entered 1 collective fewer than its peers from step 41 on",
+    d.VerdictKind.DESYNC, (2,), "node-1", "rank 2 on node-1 entered 1 collective fewer than its peers from step 41 on",
     (d.Evidence("collectives of the default group by now: rank 0: 90, rank 1: 90, rank 2: 89, rank 3: 90; equal up to step 40"),),
-    d.Signature(d.Kind.DESYNC), 41, 63.0, False,
+    d.FailureSignature(d.VerdictKind.DESYNC), 41, 63.0, False,
     culprit="rank 2 on node-1 entered 1 collective fewer than ranks 0,1,3 in the default group, from step 41 on",
 )  # fmt: skip
 SETUP = d.Verdict(
-    d.Kind.LAUNCH, (), "node-1", "node-1: the setup lines ended with code 1",
-    (d.Evidence("preparing\ncat: /no/such/file: No such file or directory\n", d.EvidenceKind.OUTPUT),), d.Signature(d.Kind.LAUNCH), None, 1.0, True,
+    d.VerdictKind.LAUNCH, (), "node-1", "node-1: the setup lines ended with code 1",
+    (d.Evidence("preparing\ncat: /no/such/file: No such file or directory\n", d.EvidenceKind.OUTPUT),), d.FailureSignature(d.VerdictKind.LAUNCH), None, 1.0, True,
 )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ WHY: dict[str, list[News]] = {
     "hang": [*RUNNING, d.Judge(66.0, HANG.summary, 1, HANG), *jobs.stopped(1, 66.1)],
     "hang-found": [
         *RUNNING,
-        d.Notice(30.0, BEFORE.summary, 1, d.Topic.HANG, verdict=BEFORE),
+        d.Notice(30.0, BEFORE.summary, 1, d.NoticeTopic.HANG, verdict=BEFORE),
         GONE_ON,
         d.Judge(66.0, FOUND.summary, 1, FOUND),
         *AFTER,
@@ -115,7 +115,7 @@ WHY: dict[str, list[News]] = {
 
 @pytest.mark.parametrize("name", WHY)
 def test_the_post_mortem_is_the_one_that_was_looked_at(name: str) -> None:
-    golden.check(f"why-{name}.txt", cells.plain(post_mortem.post_mortem(jobs.told(WHY[name]))))
+    golden.check(f"why-{name}.txt", cells.plain_text(post_mortem.post_mortem(jobs.told(WHY[name]))))
 
 
 def test_an_attempt_that_was_preempted_ended_at_the_last_step_that_it_made() -> None:
@@ -123,7 +123,7 @@ def test_an_attempt_that_was_preempted_ended_at_the_last_step_that_it_made() -> 
     last = why["attempts"][-1]
     last["verdict"] |= {"kind": "preempted", "step": 21, "culprit": "", "waiting": ""}
     assert last["last_step"] == 25
-    assert "attempt 2  preempted at step 25" in cells.plain(post_mortem.post_mortem(why))
+    assert "attempt 2  preempted at step 25" in cells.plain_text(post_mortem.post_mortem(why))
 
 
 def test_a_restart_in_a_line_says_why_the_attempt_ended_and_from_where_the_next_begins() -> None:
@@ -137,7 +137,7 @@ def test_a_restart_in_a_line_says_why_the_attempt_ended_and_from_where_the_next_
 
 @pytest.mark.parametrize("name", WHY)
 def test_the_post_mortem_fits_one_screen(name: str) -> None:
-    text = cells.plain(post_mortem.post_mortem(jobs.told(WHY[name])))
+    text = cells.plain_text(post_mortem.post_mortem(jobs.told(WHY[name])))
     rows = sum(-(-len(line) // SCREEN_COLUMNS) or 1 for line in text.splitlines())
     assert rows <= SCREEN_LINES - 1  # the prompt needs a line too
 
@@ -146,7 +146,7 @@ def test_many_different_failures_are_cut_and_the_first_and_the_latest_are_shown(
     told = jobs.told(_crashes(30))
     for attempt in told["attempts"][:-1]:
         attempt["verdict"]["summary"] += f" {attempt['attempt']}"
-    text = cells.plain(post_mortem.post_mortem(told))
+    text = cells.plain_text(post_mortem.post_mortem(told))
     assert "attempt 1  " in text and "… 23 more, all in --json …" in text and "attempt 29  " in text
     assert "attempt 12  " not in text
 
@@ -156,7 +156,16 @@ def test_what_hosts_say_alike_is_evidence_once_with_its_fix_on_a_line_of_its_own
     proof = tuple(d.Evidence(said, d.EvidenceKind.HOST, host, "lower gpus_per_node") for host in ("n0", "n1"))
     head = "2 hosts are needed, and 0 of 2 can be used"
     verdict = d.Verdict(
-        d.Kind.LAUNCH, (), "", head, proof, d.Signature(d.Kind.LAUNCH), None, 1.0, False, end=f"; {proof[0]}"
+        d.VerdictKind.LAUNCH,
+        (),
+        "",
+        head,
+        proof,
+        d.FailureSignature(d.VerdictKind.LAUNCH),
+        None,
+        1.0,
+        False,
+        end=f"; {proof[0]}",
     )
     summary = f"{head}; n0: {said}; fix: lower gpus_per_node"
     assert verdict.summary == summary
@@ -165,7 +174,7 @@ def test_what_hosts_say_alike_is_evidence_once_with_its_fix_on_a_line_of_its_own
         d.Judge(2.0, summary, 1, verdict),
         jobs.end(1, 2.1, d.JobEnd.FAILED, f"launch: {summary}"),
     ]
-    lines = cells.plain(post_mortem.post_mortem(jobs.told(news))).splitlines()
+    lines = cells.plain_text(post_mortem.post_mortem(jobs.told(news))).splitlines()
     assert "  2 hosts are needed, and 0 of 2 can be used" in lines
     at = lines.index("  n0, n1: lease: 2 GPUs wanted, the host has 1")
     assert lines[at + 1] == "    fix: lower gpus_per_node"
@@ -175,10 +184,10 @@ def test_what_hosts_say_alike_is_evidence_once_with_its_fix_on_a_line_of_its_own
 def test_why_an_allocation_was_taken_away_is_said_once() -> None:
     why, what = "it was put back into the queue", "allocation 69.0 was requeued, not by orch"
     verdict = d.Verdict(
-        d.Kind.PREEMPTED, (), "", what, (d.Evidence(why),), d.Signature(d.Kind.PREEMPTED), None, 1.0, True,
+        d.VerdictKind.PREEMPTED, (), "", what, (d.Evidence(why),), d.FailureSignature(d.VerdictKind.PREEMPTED), None, 1.0, True,
         end=f": {why}",
     )  # fmt: skip
-    text = cells.plain(
+    text = cells.plain_text(
         post_mortem.post_mortem(jobs.told([*jobs.submitted(), d.Judge(2.0, verdict.summary, 1, verdict)]))
     )
     assert f"  {what}\n" in text and f"  {why}" in text and f"{what}: {why}" not in text
@@ -190,13 +199,21 @@ def test_a_rank_that_fails_while_it_has_time_to_save_is_named_with_its_exception
     late = e.FromNode(7.0, "node-0", exited)
     other = e.FromNode(7.0, "node-0", replace(exited, rank=0, code=None, signal=15))
     limit = d.Verdict(
-        d.Kind.TIME_LIMIT, (), "", "it is over", (), d.Signature(d.Kind.TIME_LIMIT), None, 1.0, False
+        d.VerdictKind.TIME_LIMIT,
+        (),
+        "",
+        "it is over",
+        (),
+        d.FailureSignature(d.VerdictKind.TIME_LIMIT),
+        None,
+        1.0,
+        False,
     )
     said = "rank 1 on node-0, asked to stop, exited with code 1: RuntimeError: no worker at train.py:10 inner"
     for ending in (d.Judge(6.5, "over", 1, limit), e.CancelRequested(6.5, 1)):
         why = jobs.told([*RUNNING, ending, late, other])
-        assert cells.plain(post_mortem.post_mortem(why)).count("asked to stop") == 1
-        assert f"  {said}\n" in cells.plain(post_mortem.post_mortem(why))
+        assert cells.plain_text(post_mortem.post_mortem(why)).count("asked to stop") == 1
+        assert f"  {said}\n" in cells.plain_text(post_mortem.post_mortem(why))
     assert why["attempts"][0]["remarks"] == [said]
 
 
@@ -204,37 +221,37 @@ def test_an_attempt_that_was_cancelled_stays_so_when_the_job_has_gone_on_since()
     ended = jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user")
     news = [*RUNNING, e.CancelRequested(6.0, 1), ended]
     news += [e.ResumeRequested(8.0, 2), jobs.again(2, 9.0, Checkpoint(jobs.CKPT, 20))]
-    text = cells.plain(post_mortem.post_mortem(jobs.told(news)))
+    text = cells.plain_text(post_mortem.post_mortem(jobs.told(news)))
     assert "attempt 1  stopped by orch cancel" in text and "attempt 2  running" in text
 
 
 def test_the_end_of_a_long_traceback_is_what_is_kept() -> None:
-    text = cells.plain(post_mortem.post_mortem(jobs.told(WHY["failed"])))
+    text = cells.plain_text(post_mortem.post_mortem(jobs.told(WHY["failed"])))
     assert "part_39.py" in text and "part_20.py" not in text and "lines, all in --json" in text
 
 
 def test_a_suspicion_has_a_line_of_its_own_in_place_of_the_reason() -> None:
     said = "rank 2 on node-1 is stopped (state T) for 3 s"
-    seen = Suspicion(said, [2], "node-1", 3.0, Follows.ENDS, 2.0)
+    seen = Suspicion(said, [2], "node-1", 3.0, NextAction.ENDS, 2.0)
     more: dict[str, Any] = {
         "suspicion": said,
         "suspected": seen,
         "reason": "rank 2 is stopped or a zombie (state T or Z)",
     }
-    text = cells.plain(status_view.job(_status(RUNNING, 6.0, **more), called="gpt"))
+    text = cells.plain_text(status_view.job(_status(RUNNING, 6.0, **more), reference="gpt"))
     then = "will be ended at 11:06:48 UTC unless it moves; to do it now: orch restart gpt"
     assert f"\nsuspicion   {said}\n            {then}\n" in text
     assert "stands still" not in text
     assert [line.split()[3:5] for line in text.splitlines() if line.startswith("2 ")] == [["stuck", "3.0s"]]
 
 
-@pytest.mark.parametrize("follows", Follows)
-def test_what_follows_from_a_suspicion_is_said(follows: Follows) -> None:
+@pytest.mark.parametrize("follows", NextAction)
+def test_what_follows_from_a_suspicion_is_said(follows: NextAction) -> None:
     lost = Suspicion("node-1 is silent", [2, 3], "node-1", 3.0, follows, 2.0, "node-2")
-    said = status_view.what_follows(lost, "2026-11-18T11:06:46.500Z", "gpt")
-    assert (said == "") is (follows is Follows.UNKNOWN)
-    assert ("11:06:48 UTC" in said) is (follows in (Follows.ENDS, Follows.LOST))
-    assert ("node-2 takes over" in said) is (follows is Follows.LOST)
+    said = status_view.next_action_line(lost, "2026-11-18T11:06:46.500Z", "gpt")
+    assert (said == "") is (follows is NextAction.UNKNOWN)
+    assert ("11:06:48 UTC" in said) is (follows in (NextAction.ENDS, NextAction.LOST))
+    assert ("node-2 takes over" in said) is (follows is NextAction.LOST)
 
 
 def test_a_rank_that_makes_no_steps_has_no_pace() -> None:
@@ -244,12 +261,12 @@ def test_a_rank_that_makes_no_steps_has_no_pace() -> None:
         reports.Heartbeat(1, (RankHeartbeat(0, 20, "S", 1, 1.0), RankHeartbeat(1, 20, "S", 1, 1.0))),
     )
     shown = _status([*RUNNING, beats], 14.5)
-    assert shown.steps_per_s == 0.0 and "steps/s" not in cells.plain([status_view.headline(shown)])
+    assert shown.steps_per_s == 0.0 and "steps/s" not in cells.plain_text([status_view.headline(shown)])
 
 
 def test_a_slow_rank_has_a_line_with_its_factor_and_its_host() -> None:
     slow = StragglerStatus(5, "gpu02", 1.8, 0.18, 0.1, 1300)
-    text = cells.plain(status_view.job(_status(RUNNING, 6.0, stragglers=(slow,) * 6)))
+    text = cells.plain_text(status_view.job(_status(RUNNING, 6.0, stragglers=(slow,) * 6)))
     assert (
         "\nslow        rank 5 on gpu02, 1.8 x its peers since step 1,300\n            rank 5 on gpu02" in text
     )
@@ -258,19 +275,19 @@ def test_a_slow_rank_has_a_line_with_its_factor_and_its_host() -> None:
 
 def test_a_notice_and_its_fix_have_a_line_each_until_it_is_withdrawn() -> None:
     said = "4 ranks train alone: none has formed a process group after 30 steps"
-    notice = d.Notice(5.0, said, 1, d.Topic.ALONE, fix="form one")
-    text = cells.plain(status_view.job(_status([*RUNNING, notice], 6.0)))
+    notice = d.Notice(5.0, said, 1, d.NoticeTopic.ALONE, fix="form one")
+    text = cells.plain_text(status_view.job(_status([*RUNNING, notice], 6.0)))
     assert (
         "\nnotice      4 ranks train alone: none has formed a process group after 30 steps\n            fix: form one\n"
         in text
     )
-    told = cells.plain(post_mortem.post_mortem(jobs.told([*RUNNING, notice])))
+    told = cells.plain_text(post_mortem.post_mortem(jobs.told([*RUNNING, notice])))
     assert (
         "UTC: 4 ranks train alone: none has formed a process group after 30 steps\n    fix: form one" in told
     )
-    gone = d.Notice(6.0, "the ranks no longer train alone", 1, d.Topic.ALONE, withdrawn=True)
-    assert "notice" not in cells.plain(status_view.job(_status([*RUNNING, notice, gone], 6.0)))
-    told = cells.plain(post_mortem.post_mortem(jobs.told([*RUNNING, notice, gone])))
+    gone = d.Notice(6.0, "the ranks no longer train alone", 1, d.NoticeTopic.ALONE, withdrawn=True)
+    assert "notice" not in cells.plain_text(status_view.job(_status([*RUNNING, notice, gone], 6.0)))
+    told = cells.plain_text(post_mortem.post_mortem(jobs.told([*RUNNING, notice, gone])))
     assert "withdrawn at " in told and "the ranks no longer train alone" in told
 
 
@@ -280,24 +297,24 @@ def test_a_job_without_steps_shows_the_progress_bar_of_its_log() -> None:
     )
     shown = _status([*jobs.submitted(), *jobs.running(1, 1.0, 0), beat], 4.0)
     assert shown.step is None and shown.progress == "37/1200 (tqdm)"
-    lines = cells.plain(status_view.job(shown)).splitlines()
+    lines = cells.plain_text(status_view.job(shown)).splitlines()
     assert lines[1].startswith("RUNNING  attempt 1  37/1200 (tqdm)")
     assert [line for line in lines if line.startswith("0 ") and "37/1200 (tqdm)" in line]
 
 
 def test_remarks_stand_in_their_attempt() -> None:
     said = "slow: rank 1 on node-0, 1.8 x its peers (180 ms a step) since step 12"
-    told = jobs.told([*RUNNING, d.Notice(5.0, said, 1, d.Topic.SLOW, "1"), *jobs.crash(1, 6.0, 23, 23)])
+    told = jobs.told([*RUNNING, d.Notice(5.0, said, 1, d.NoticeTopic.SLOW, "1"), *jobs.crash(1, 6.0, 23, 23)])
     assert told["attempts"][0]["remarks"] == [said]
-    lines = cells.plain(post_mortem.post_mortem(told)).splitlines()
+    lines = cells.plain_text(post_mortem.post_mortem(told)).splitlines()
     assert f"  {said}" in lines
     many = [{**told["attempts"][0], "remarks": [said] * 6}]
-    text = cells.plain(post_mortem.post_mortem({**told, "attempts": many}))
+    text = cells.plain_text(post_mortem.post_mortem({**told, "attempts": many}))
     assert text.count("slow: ") == 4 and "\n  … 2 more, all in --json …\n" in text
 
 
 def test_earlier_hangs_are_told_in_short_by_their_culprit() -> None:
-    lines = cells.plain(
+    lines = cells.plain_text(
         post_mortem.post_mortem(jobs.told([*WHY["hang-found"], *jobs.crash(2, 80.0, 3, 23)]))
     ).splitlines()
     assert lines[2] == f"attempt 1  hang at step 1,204, restarted in 4.1 s: {FOUND.culprit}"
@@ -309,12 +326,12 @@ STATUS = {
     "restarting": _status([*RUNNING, *jobs.crash(1, 5.5, 23, 23)], 6.0),
     "succeeded": _status(WHY["succeeded"], 10.0),
     "failed": _status(WHY["failed"], 14.0),
-    "unheard": _status(RUNNING, 6.0, written_s=11_100.0, supervisor=Holder(4000, "gpu-03")),
+    "unheard": _status(RUNNING, 6.0, written_s=11_100.0, supervisor=LockHolder(4000, "gpu-03")),
     "full-disk": _status(
         RUNNING,
         6.0,
         written_s=61.0,
-        supervisor=Holder(4000, "gpu-03"),
+        supervisor=LockHolder(4000, "gpu-03"),
         full_disk="/home/me/.orch/jobs/g",
     ),
 }
@@ -322,17 +339,17 @@ STATUS = {
 
 @pytest.mark.parametrize("name", STATUS)
 def test_the_status_is_the_one_that_was_looked_at(name: str) -> None:
-    golden.check(f"status-{name}.txt", cells.plain(status_view.job(STATUS[name])))
+    golden.check(f"status-{name}.txt", cells.plain_text(status_view.job(STATUS[name])))
 
 
 def test_the_table_of_jobs_is_the_one_that_was_looked_at() -> None:
-    golden.check("jobs.txt", cells.plain(tables.jobs(list(STATUS.values()))))
-    golden.check("jobs-100-columns.txt", cells.plain(tables.jobs(list(STATUS.values()), 100)))
+    golden.check("jobs.txt", cells.plain_text(tables.jobs(list(STATUS.values()))))
+    golden.check("jobs-100-columns.txt", cells.plain_text(tables.jobs(list(STATUS.values()), 100)))
 
 
 @pytest.mark.parametrize("chars", [80, 100, 200])
 def test_a_line_of_the_table_of_jobs_fits_the_terminal(chars: int) -> None:
-    lines = cells.plain(tables.jobs(list(STATUS.values()), chars)).splitlines()
+    lines = cells.plain_text(tables.jobs(list(STATUS.values()), chars)).splitlines()
     assert max(map(len, lines)) <= chars
     assert ("SUBMITTED" in lines[0]) is (chars > 80)
 
@@ -345,7 +362,7 @@ def test_findings_are_those_that_were_looked_at() -> None:
         {"what": "clock", "found": "n2: its clock is 9 s behind", "fix": "use chrony", "severity": "warning"},
         {"what": "aside", "found": "n3 is set aside", "fix": "", "severity": "note"},
     ]
-    golden.check("findings.txt", cells.plain(tables.findings(found)))
+    golden.check("findings.txt", cells.plain_text(tables.findings(found)))
 
 
 def test_what_is_wrong_alike_with_several_hosts_is_one_finding() -> None:
@@ -355,7 +372,7 @@ def test_what_is_wrong_alike_with_several_hosts_is_one_finding() -> None:
         {**fault, "found": "n1: it has 2 GPUs", "severity": "ok", "fix": ""},
         {**fault, "found": "n2: it has 0 GPUs"},
     ]
-    lines = cells.plain(tables.findings(found)).splitlines()
+    lines = cells.plain_text(tables.findings(found)).splitlines()
     assert lines == [
         "fault host     n0, n2: it has 0 GPUs",
         "               fix: lower gpus_per_node",
@@ -366,31 +383,31 @@ def test_what_is_wrong_alike_with_several_hosts_is_one_finding() -> None:
 def test_words_from_afar_cannot_command_the_terminal() -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\rX\n"
     one = replace(STATUS["running"], reason=evil)
-    text = cells.plain(status_view.job(one)) + cells.plain(tables.jobs([one]))
+    text = cells.plain_text(status_view.job(one)) + cells.plain_text(tables.jobs([one]))
     assert not any(char in text for char in "\x1b\x07\x9b\r")
     told = jobs.told(WHY["restarted"])
     told["attempts"][0]["verdict"]["head"] = told["attempts"][0]["verdict"]["proof"][0]["text"] = evil
-    assert not any(char in cells.plain(post_mortem.post_mortem(told)) for char in "\x1b\x07\x9b\r")
+    assert not any(char in cells.plain_text(post_mortem.post_mortem(told)) for char in "\x1b\x07\x9b\r")
 
 
 def test_what_is_suspected_of_a_running_job_is_part_of_why() -> None:
     told = jobs.told(RUNNING) | {
         "suspicion": "no step for 12 s (usual: 0.3 s): rank 2 is blocked at train.py:88 load"
     }
-    text = cells.plain(post_mortem.post_mortem(told))
+    text = cells.plain_text(post_mortem.post_mortem(told))
     assert "suspicion   no step for 12 s" in text and f"orch stacks {told['id']}" in text
 
 
 def test_the_post_mortem_of_a_running_job_says_what_its_status_says() -> None:
-    told, seen = jobs.told(RUNNING[:-1]), Suspicion("rank 2 stands", [2], "node-1", 3.0, Follows.ENDS, 2.0)
+    told, seen = jobs.told(RUNNING[:-1]), Suspicion("rank 2 stands", [2], "node-1", 3.0, NextAction.ENDS, 2.0)
     now = _status(RUNNING, 6.0, step=33, suspicion=seen.what, suspected=seen)
-    bring_up_to_date(told, now)
-    text = cells.plain(post_mortem.post_mortem(told, "gpt"))
+    add_live_status(told, now)
+    text = cells.plain_text(post_mortem.post_mortem(told, "gpt"))
     assert "running, steps 1 to 33" in text and "at step 20 (step-20.pt) and repeat 13 steps" in text
     assert (
         "suspicion   rank 2 stands\n            will be ended at 11:06:48 UTC" in text
         and "orch restart gpt\n" in text
     )
-    bring_up_to_date(told, _status(RUNNING, 6.0, written_s=61.0, full_disk="/jobs/g"))
-    lines = cells.plain(post_mortem.post_mortem(told, "gpt")).splitlines()
+    add_live_status(told, _status(RUNNING, 6.0, written_s=61.0, full_disk="/jobs/g"))
+    lines = cells.plain_text(post_mortem.post_mortem(told, "gpt")).splitlines()
     assert lines[1] == "the disk of /jobs/g is full: the job continues once there is space"

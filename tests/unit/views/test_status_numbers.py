@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.core.jobdir.status_file import Status
-from orchestrator.core.shown import Measured, Training, Usage
+from orchestrator.core.status_types import ReportedNumber, Training, Usage
 from orchestrator.views import cells
 from orchestrator.views import status as status_view
 from tests.support import golden, jobs
@@ -30,11 +30,11 @@ def _measured(ranks: int, loss: float = 2.34567, usage: Usage = USAGE) -> Status
 
 
 def _with_loss(training: Training, loss: float) -> Training:
-    return replace(training, loss=Measured(loss))
+    return replace(training, loss=ReportedNumber(loss))
 
 
 def test_ranks_that_tell_everything_are_shown_as_they_were_looked_at() -> None:
-    golden.check("status-measured.txt", cells.plain(status_view.job(_measured(4))))
+    golden.check("status-measured.txt", cells.plain_text(status_view.job(_measured(4))))
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def test_ranks_that_tell_everything_are_shown_as_they_were_looked_at() -> None:
     ],
 )
 def test_a_table_of_ranks_fits_the_terminal_and_loses_its_columns_in_order(chars: int, heads: str) -> None:
-    lines = cells.plain(status_view.job(_measured(4), chars_max=chars)).splitlines()[-5:]
+    lines = cells.plain_text(status_view.job(_measured(4), chars_max=chars)).splitlines()[-5:]
     assert " ".join(lines[0].split()) == heads
     assert max(map(len, lines)) <= max(chars, len(lines[0]))
 
 
 def test_a_loss_that_is_not_a_number_is_shown_as_such() -> None:
-    text = cells.plain(status_view.job(_measured(1, loss=math.nan)))
+    text = cells.plain_text(status_view.job(_measured(1, loss=math.nan)))
     assert "  loss nan  " in text
-    assert "GPU" not in cells.plain(status_view.job(_measured(1, usage=Usage(1.0))))
+    assert "GPU" not in cells.plain_text(status_view.job(_measured(1, usage=Usage(1.0))))

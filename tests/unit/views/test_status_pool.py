@@ -27,7 +27,7 @@ def _rank(rank: int, node: str) -> RankStatus:
 
 
 def _status(nodes: Sequence[NodeStatus], **fields: Any) -> Status:
-    known = status_file.unknown(jobs.plan(), "RUNNING", "", jobs.BEGAN_S)
+    known = status_file.status_from_plan(jobs.plan(), "RUNNING", "", jobs.BEGAN_S)
     of_pool = replace(
         known,
         backend="ssh",
@@ -66,20 +66,20 @@ POOLS = {
 
 @pytest.mark.parametrize("name", POOLS)
 def test_the_status_of_a_pool_is_the_one_that_was_looked_at(name: str) -> None:
-    golden.check(f"pool-{name}.txt", cells.plain(status.job(POOLS[name])))
+    golden.check(f"pool-{name}.txt", cells.plain_text(status.job(POOLS[name])))
 
 
 def test_a_host_of_which_there_is_something_to_say_is_never_hidden() -> None:
-    text = cells.plain(status.job(POOLS["running"]))
+    text = cells.plain_text(status.job(POOLS["running"]))
     assert all(host.name in text for host in HOSTS[:6]) and KEY in text
     assert "gpu12.lab" not in text and "6 hosts on standby: gpu07.lab" in text
 
 
 def test_very_many_hosts_are_counted_unless_all_are_wanted() -> None:
     many = [_host(f"h{number}", "up", "placed", (number,)) for number in range(100)]
-    text = cells.plain(status.job(_status(many)))
+    text = cells.plain_text(status.job(_status(many)))
     assert "100    running  0-99" in text and "h64" not in text
-    assert "h64" in cells.plain(status.job(_status(many), every_rank=True))
+    assert "h64" in cells.plain_text(status.job(_status(many), every_rank=True))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ SHORT, MEND = "lease: 2 GPUs wanted, the host has 1", "lower gpus_per_node"
 def test_what_is_the_matter_alike_with_several_hosts_is_said_once_and_whole() -> None:
     hosts = [_host(f"n{number}", "excluded", "idle", note=SHORT, fix=MEND) for number in range(6)]
     why = f"launch: 2 hosts are needed, and 0 of 6 can be used; n0: {SHORT}; fix: {MEND}"
-    lines = cells.plain(status.job(_status(hosts, state="FAILED", reason=why))).splitlines()
+    lines = cells.plain_text(status.job(_status(hosts, state="FAILED", reason=why))).splitlines()
     assert "launch: 2 hosts are needed, and 0 of 6 can be used" in lines
     assert lines[-2:] == [
         "n0, n1, n2, n3 and 2 more: lease: 2 GPUs wanted, the host has 1",
@@ -107,7 +107,7 @@ def test_what_is_the_matter_alike_with_several_hosts_is_said_once_and_whole() ->
 def test_a_queued_job_says_whom_it_waits_for_once() -> None:
     nodes = [_host("n0", "busy", "idle", note="busy: 2 slots wanted; slots 0-1 held by job a of ada, pid 7")]
     why = "waiting for n0 (2 slots wanted; slots 0-1 held by job a of ada, pid 7)"
-    text = cells.plain(status.job(_status(nodes, state="QUEUED", reason=why)))
+    text = cells.plain_text(status.job(_status(nodes, state="QUEUED", reason=why)))
     assert "\nwaiting for n0\n" in text and text.count("held by job a of ada, pid 7") == 1
 
 
@@ -124,33 +124,33 @@ def test_a_host_is_called_what_it_is_before_any_is_chosen(
     state: str, note: str, seen_s: float | None, said: str
 ) -> None:
     node = replace(_host("n0", state, "spare" if state == "up" else "idle", note=note), seen_s=seen_s)
-    text = cells.plain(status.job(_status([node, _host("n1", "launching", "idle")], state="STARTING")))
+    text = cells.plain_text(status.job(_status([node, _host("n1", "launching", "idle")], state="STARTING")))
     assert f"\nn0    {said} " in text
 
 
 def test_ranks_that_have_no_host_yet_are_not_listed() -> None:
     ranks = (replace(_rank(0, ""), pid=None),)
-    text = cells.plain(status.job(_status(HOSTS[6:], state="STARTING", ranks=ranks)))
+    text = cells.plain_text(status.job(_status(HOSTS[6:], state="STARTING", ranks=ranks)))
     assert "RANK" not in text and "on none of 6 hosts" in text and "6 hosts on standby: gpu07.lab" in text
 
 
 def test_what_is_being_copied_is_shown_with_how_far_it_has_come() -> None:
     one = TransferStatus("step-20.pt", "gpu01.lab", "fetch", 40_000_000, 8_000_000)
     other = replace(one, direction="send", node="gpu03.lab", done_bytes=None)
-    text = cells.plain(status.job(_status(HOSTS, travels=(one, other))))
+    text = cells.plain_text(status.job(_status(HOSTS, travels=(one, other))))
     assert "copying     step-20.pt from gpu01.lab, 8.0 MB of 40.0 MB\n" in text
     assert "copying     step-20.pt to gpu03.lab, 40.0 MB\n" in text
-    assert "copying" not in cells.plain(status.job(_status(HOSTS, state="FAILED", travels=(one,))))
+    assert "copying" not in cells.plain_text(status.job(_status(HOSTS, state="FAILED", travels=(one,))))
 
 
 @pytest.mark.parametrize(("reason", "shown"), [("", "waiting  a\n"), ("busy: b", "waiting  a: busy: b\n")])
 def test_a_job_that_waits_is_listed_with_its_reason_if_it_has_one(reason: str, shown: str) -> None:
-    assert cells.plain(tables.waiting([_status((), id="a", state="QUEUED", reason=reason)])) == shown
+    assert cells.plain_text(tables.waiting([_status((), id="a", state="QUEUED", reason=reason)])) == shown
 
 
 def test_runs_of_a_tracker_are_counted_and_the_last_is_named() -> None:
     runs = tuple(TrackerRun("wandb", f"/job/code/wandb/offline-run-{number}") for number in (1, 2, 3))
-    text = cells.plain(status.job(_status(HOSTS, dir="/job", trackers=runs)))
+    text = cells.plain_text(status.job(_status(HOSTS, dir="/job", trackers=runs)))
     assert "wandb       3 runs, the last wandb/offline-run-3\n" in text
-    text = cells.plain(status.job(_status(HOSTS, dir="/job", trackers=runs[:1])))
+    text = cells.plain_text(status.job(_status(HOSTS, dir="/job", trackers=runs[:1])))
     assert "wandb       wandb/offline-run-1\n" in text

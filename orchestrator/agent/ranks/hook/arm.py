@@ -13,11 +13,11 @@ import os
 import sys
 
 from .errors import Errors, HookNotes
-from .files import Files
+from .files import FileWatch
 from .launch import note_launcher
 from .layout import RANK_DIR_ENV, SOCKET_ENV, SOCKET_FILE, STACK_SIGNAL_ENV, SUBMITTED_FROM_ENV
-from .own_code import follow
-from .stacks import Stacks
+from .own_code import import_from_copy
+from .stacks import StackDumper
 from .steps import Steps
 
 TYPE_CHECKING = False  # typing's own costs 3 ms
@@ -79,7 +79,7 @@ class Hook:
         self._pid = os.getpid()
         self._notes = HookNotes(folder)
         if SUBMITTED_FROM_ENV in environ:
-            self._notes.guard("own code", lambda: follow(environ[SUBMITTED_FROM_ENV], folder))
+            self._notes.guard("own code", lambda: import_from_copy(environ[SUBMITTED_FROM_ENV], folder))
         if only_counts:
             self._steps = Steps(folder, self._notes, lambda: None, is_child=True)
             self._watch_files(is_child=True)
@@ -90,7 +90,9 @@ class Hook:
         self._errors = Errors(folder, self._notes)
         self._steps = Steps(folder, self._notes, self._errors.wrap)
         self._watch_files()
-        self._stacks = self._notes.guard("stacks", lambda: Stacks(folder, int(environ[STACK_SIGNAL_ENV])))
+        self._stacks = self._notes.guard(
+            "stacks", lambda: StackDumper(folder, int(environ[STACK_SIGNAL_ENV]))
+        )
         atexit.register(self._steps.at_exit)  # the first to register is the last to run
         self._errors.wrap()
         self._when_imported("torch.optim.optimizer", "register_optimizer_step_post_hook", self._count_steps)
@@ -111,7 +113,7 @@ class Hook:
 
     def _watch_files(self, *, is_child: bool = False) -> None:
         made = self._steps.made
-        self._notes.guard("files", lambda: Files(self._folder, self._notes, made, is_child=is_child))
+        self._notes.guard("files", lambda: FileWatch(self._folder, self._notes, made, is_child=is_child))
 
     def _count_steps(self, register: "Callable[..., object]") -> None:
         self._errors.wrap()
@@ -127,13 +129,13 @@ class Hook:
         import atexit
 
         if self._pid == os.getpid():  # a forked child would answer in place of its parent
-            from .worker_server import answer_pending, keep_new_name, start_worker_server
+            from .worker_server import drop_old_name, serve_pending_exception, start_worker_server
 
-            keep_new_name(os.environ)
-            self._when_imported("torch.distributed.algorithms.join", "Join", self._steps.groups.cover_joins)
+            drop_old_name(os.environ)
+            self._when_imported("torch.distributed.algorithms.join", "Join", self._steps.groups.wrap_join)
             atexit.register(self._notes.guard, "worker server at exit", self._remove_socket)
             c10d = sys.modules["torch._C._distributed_c10d"]
-            self._notes.guard("pending exceptions", lambda: answer_pending(c10d, self._notes))
+            self._notes.guard("pending exceptions", lambda: serve_pending_exception(c10d, self._notes))
             start_worker_server(server, self._folder)
 
     def _remove_socket(self) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _MAIN_THREAD = _thread.get_ident()  # Python's start imports this module
-GIVEN: "dict[str, str]" = {}  # the rendezvous that the rank was given
+GIVEN_RENDEZVOUS: "dict[str, str]" = {}  # the rendezvous that the rank was given
 MESSAGE_CHARS_MAX = 4_000
 TRACEBACK_CHARS_MAX = 20_000
 
@@ -61,7 +61,7 @@ class Errors:
         self._notes = notes
         self._pid = os.getpid()
         names = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
-        GIVEN.update(zip(names, os.environ.pop(GIVEN_ENV, "").split(), strict=False))
+        GIVEN_RENDEZVOUS.update(zip(names, os.environ.pop(GIVEN_ENV, "").split(), strict=False))
         self._last_written: BaseException | None = None
         self._hook: object = None
 
@@ -100,57 +100,57 @@ def write_error(folder: str, value: BaseException) -> None:
     """Write `value` to this process's error file."""
     path = os.path.join(folder, ERROR_FILE.format(os.getpid()))
     with open(path + ".part", "w") as out:
-        out.write(record_of(value))
+        out.write(to_record(value))
     os.replace(path + ".part", path)
 
 
-def record_of(value: BaseException) -> str:
+def to_record(value: BaseException) -> str:
     """Return `value` as a `Failure` in JSON."""
     import json
     import traceback
 
     kind = type(value)
     module = "" if kind.__module__ in ("builtins", "__main__") else kind.__module__ + "."
-    file, line, function = place_of(value)
+    file, line, function = find_place(value)
     report = traceback.TracebackException(kind, value, value.__traceback__)  # copes with a str() that raises
     text = "".join(report.format())
-    other = other_rendezvous() if "/torch/distributed/rendezvous.py" in text else ""
+    other = describe_other_rendezvous() if "/torch/distributed/rendezvous.py" in text else ""
     record = {
         "type": module + kind.__qualname__,
         "message": f"{other}{': ' if other else ''}{report}"[:MESSAGE_CHARS_MAX],
         "traceback": cut_middle(text),
         "where": {"file": file, "line": line, "function": function} if file else None,
-        "loading": loaded_by(value),
+        "loading": find_loading_file(value),
     }
     return json.dumps(record)
 
 
-def other_rendezvous() -> str:
+def describe_other_rendezvous() -> str:
     """Describe how the rendezvous of the rank's first Python, which has formed no process group, differs from the given one; empty
     where it does not."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    is_apart = c10d is not None and not c10d._world.pg_map
-    now = {name: os.environ.get(name, "") for name in GIVEN if is_apart}
+    has_no_group = c10d is not None and not c10d._world.pg_map
+    now = {name: os.environ.get(name, "") for name in GIVEN_RENDEZVOUS if has_no_group}
     return ", ".join(
-        f"{name} is {now[name]} by the script, orch gave {GIVEN[name]}"
+        f"{name} is {now[name]} by the script, orch gave {GIVEN_RENDEZVOUS[name]}"
         for name in now
-        if now[name] != GIVEN[name]
+        if now[name] != GIVEN_RENDEZVOUS[name]
     )
 
 
-def record_of_rendezvous() -> str:
+def rendezvous_record() -> str:
     """Return `other_rendezvous` as a `Failure` in JSON without a type; empty for nothing."""
     import json
 
-    other = other_rendezvous()
+    other = describe_other_rendezvous()
     return json.dumps({"type": "", "message": other, "traceback": "", "where": None}) if other else ""
 
 
-def pending() -> "BaseException | None":
+def pending_exception() -> "BaseException | None":
     """Return the exception that the main thread is handling, in `except`, `finally` or `__exit__`; after its script the one
     that has ended it."""
-    found = sys._current_exceptions().get(_MAIN_THREAD)  # before Python 3.12 as three values
-    value = found[1] if isinstance(found, tuple) else found
+    current = sys._current_exceptions().get(_MAIN_THREAD)  # before Python 3.12 as three values
+    value = current[1] if isinstance(current, tuple) else current
     return value or getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
@@ -161,7 +161,7 @@ def cut_middle(text: str, chars_max: int = TRACEBACK_CHARS_MAX) -> str:
     return text if len(text) <= chars_max else text[:half] + mark + text[-half:]
 
 
-def place_of(value: BaseException) -> "tuple[str, int, str]":
+def find_place(value: BaseException) -> "tuple[str, int, str]":
     """Return file, line and function of the deepest frame in the user's own code, else of the deepest frame."""
     if isinstance(value, SyntaxError) and value.filename:
         return value.filename, value.lineno or 0, "<module>"
@@ -192,7 +192,7 @@ LOADERS = (
 """Libraries whose functions load the state of a training."""
 
 
-def loaded_by(value: BaseException) -> str:
+def find_loading_file(value: BaseException) -> str:
     """Return the file of a checkpoint that a library was loading when `value` was raised; empty for none."""
     places = [os.environ.get(name, "") for name in ("ORCH_RESUME_FROM", "ORCH_CHECKPOINT_DIR")]
     tops = tuple(os.path.realpath(place) for place in places if place)
@@ -201,8 +201,8 @@ def loaded_by(value: BaseException) -> str:
         frame = trace.tb_frame
         library = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if library in LOADERS and ("load" in frame.f_code.co_name or "read" in frame.f_code.co_name):
-            for held in list(frame.f_locals.values()):
-                path = getattr(held, "name", getattr(held, "path", held))
+            for candidate in list(frame.f_locals.values()):
+                path = getattr(candidate, "name", getattr(candidate, "path", candidate))
                 if isinstance(path, (str, os.PathLike)):
                     real = os.path.realpath(os.fspath(path))
                     if isinstance(real, str) and any(

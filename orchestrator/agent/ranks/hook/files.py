@@ -53,10 +53,10 @@ ENDINGS = frozenset(
         "pickle",
     ]
 )
-WORDS = ("ckpt", "checkpoint", "snapshot", "epoch", "step", "iter", "state", "save")
+NAME_PARTS = ("ckpt", "checkpoint", "snapshot", "epoch", "step", "iter", "state", "save")
 """Endings of files that may belong to a checkpoint, and what is in the names of others that have no ending."""
 
-REPLACED = (
+WRAPPED_FUNCTIONS = (
     ("torch.serialization", "_check_save_filelike", os.O_WRONLY),
     ("safetensors.torch", "serialize_file", os.O_WRONLY),
     ("safetensors.torch", "safe_open", os.O_RDONLY),
@@ -64,11 +64,11 @@ REPLACED = (
 """Functions of libraries, which look them up by name when they call them, and how each opens a file: the first path among its
 arguments. torch calls the first one before it saves."""
 
-NOT_SAVED = ("/dev/", "/proc/", "/sys/", sys.prefix + os.sep, sys.base_prefix + os.sep)
+SKIPPED_FOLDERS = ("/dev/", "/proc/", "/sys/", sys.prefix + os.sep, sys.base_prefix + os.sep)
 """Folders in which no script writes checkpoints; the rank's own folder, which is orch's, is another."""
 
 
-class Files:
+class FileWatch:
     """The files of one process. What its forked children read is not noted: they may be workers for data."""
 
     def __init__(
@@ -83,21 +83,21 @@ class Files:
         self._written: dict[str, list[int]] = {}
         self._lines = 0
         self._busy = _thread._local()
-        self._awaited = [one for one in REPLACED if not self._replace(*one)]
+        self._awaited = [one for one in WRAPPED_FUNCTIONS if not self._wrap(*one)]
         if not is_child:
             self._add(f"pid {os.getpid()} 0 ''\n")
-        sys.addaudithook(self._heard)
+        sys.addaudithook(self._on_audit_event)
 
-    def _heard(self, event: str, args: "tuple[Any, ...]") -> None:
+    def _on_audit_event(self, event: str, args: "tuple[Any, ...]") -> None:
         # All audit events of the process come here, and an exception would end what has raised the event.
         if event == "open":
-            self.opened(args[0], args[2])
+            self.note_opening(args[0], args[2])
         elif event == "os.rename":
-            self.opened(args[1], os.O_WRONLY)
+            self.note_opening(args[1], os.O_WRONLY)
         elif event == "import" and self._awaited:
-            self._awaited = [one for one in self._awaited if not self._replace(*one)]
+            self._awaited = [one for one in self._awaited if not self._wrap(*one)]
 
-    def opened(self, path: "Any", flags: "Any") -> None:
+    def note_opening(self, path: "Any", flags: "Any") -> None:
         """Note a file that is about to be opened with these flags, or renamed to this name. Raises nothing."""
         if self._lines >= LINES_MAX or getattr(self._busy, "here", False):
             return
@@ -112,7 +112,7 @@ class Files:
             self._busy.here = False
 
     def _note(self, name: str, writes: bool) -> None:
-        if not may_be_saved(name):
+        if not may_be_checkpoint(name):
             return
         step = self._step()
         if not writes and (
@@ -120,7 +120,7 @@ class Files:
         ):
             return
         whole = os.path.abspath(name)
-        if whole.startswith((*NOT_SAVED, self._own)) or "/site-packages/" in whole:
+        if whole.startswith((*SKIPPED_FOLDERS, self._own)) or "/site-packages/" in whole:
             return
         if not writes:
             self._read.add(name)
@@ -142,27 +142,27 @@ class Files:
         finally:
             os.close(fd)
 
-    def _replace(self, module: str, name: str, flags: int) -> bool:
+    def _wrap(self, module: str, name: str, flags: int) -> bool:
         """Wrap a function of a library that is loaded; return whether it is."""
         names = getattr(sys.modules.get(module), "__dict__", {})
         function = names.get(name)
         if function is None:
             return False
 
-        def told(*args: "Any", **options: "Any") -> "Any":
+        def wrapper(*args: "Any", **options: "Any") -> "Any":
             paths = [one for one in (*args, *options.values()) if isinstance(one, (str, os.PathLike))]
             if paths:
-                self.opened(paths[0], flags)
+                self.note_opening(paths[0], flags)
             return function(*args, **options)
 
-        names[name] = told
+        names[name] = wrapper
         return True
 
 
-def may_be_saved(name: str) -> bool:
+def may_be_checkpoint(name: str) -> bool:
     """Return whether a file may belong to a checkpoint, by its ending, or by a word in its name."""
     last = name.rpartition("/")[2].lower()
     _, dot, ending = last.rpartition(".")
     if ending in ENDINGS:
         return True
-    return (not dot or not ending.isalpha()) and any(word in last for word in WORDS)
+    return (not dot or not ending.isalpha()) and any(word in last for word in NAME_PARTS)

@@ -8,12 +8,12 @@ import sys
 
 from .errors import HookNotes
 from .layout import (
-    ALONE_WITH,
-    ALONE_WORD,
     COUNTS_WORD,
+    FRAMEWORKS,
     GROUPS_FILE,
     GROUPS_MAX,
     GROUPS_WORD,
+    NO_GROUP_WORD,
     OPTIMIZER_COLUMN,
     RING_STEPS,
     ROW_WORDS,
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from typing import Any
     from weakref import ref
 
-ALONE_EVERY_STEPS = 16  # how often it is checked
+PEER_CHECK_STEPS = 16  # how often it is checked
 # Libraries that connect ranks without torch.distributed: where one is imported, nothing is known.
-OTHER_GANGS = (
+OTHER_LIBRARIES = (
     "horovod", "jax", "ray", "mpi4py", "torch_xla", "byteps", "bagua", "hivemind", "torchft", "monarch", "distributed",
     "flwr", "paddle", "tensorflow",
 )  # fmt: skip
@@ -55,10 +55,10 @@ class Groups:
         self._columns: list[tuple[ref[Any], int]] = []
         self._table_length = 0
         self._generation = 0
-        self._has_company = False  # it works with another process, or that cannot be known
+        self._may_have_peers = False  # it works with another process, or that cannot be known
         self.is_joined = False
 
-    def cover_joins(self, join: "Any") -> None:
+    def wrap_join(self, join: "Any") -> None:
         """Stop counting once a script enters torch's `Join`: a rank without data left then runs the others' collectives
         and makes no steps."""
         enter = join.__enter__
@@ -83,19 +83,21 @@ class Groups:
                     self._write_row(words, row, table)
                 words[row + OPTIMIZER_COLUMN] = own_step or 0
             except Exception as err:
-                self._has_company = True
+                self._may_have_peers = True
                 self._notes.add("collective counts", err)
-        if not self._has_company and (step % ALONE_EVERY_STEPS == 1 or generation != self._generation):
-            self.note_company(words)
+        if not self._may_have_peers and (step % PEER_CHECK_STEPS == 1 or generation != self._generation):
+            self.note_peers(words)
 
-    def note_company(self, words: memoryview) -> None:
+    def note_peers(self, words: memoryview) -> None:
         """Note whether this process trains alone, and with which framework: 1 µs."""
-        alone_with = None if self._has_company else self._notes.guard("groups", self._alone_with)
-        self._has_company = alone_with is None
-        words[ALONE_WORD] = 1 + ALONE_WITH.index(alone_with) if alone_with else 0
+        framework = (
+            None if self._may_have_peers else self._notes.guard("groups", self._framework_without_group)
+        )
+        self._may_have_peers = framework is None
+        words[NO_GROUP_WORD] = 1 + FRAMEWORKS.index(framework) if framework else 0
 
-    def _alone_with(self) -> "str | None":
-        return None if self.is_joined or has_other_gang() or works_with_others() else framework()
+    def _framework_without_group(self) -> "str | None":
+        return None if self.is_joined or has_other_library() or has_peers() else find_framework()
 
     def _write_row(self, words: memoryview, row: int, table: "Mapping[Any, object]") -> bool:
         """Write the counts; return False when the columns were assigned for another table."""
@@ -151,17 +153,17 @@ class Groups:
         os.replace(self._path + ".part", self._path)
 
 
-def has_other_gang() -> bool:
+def has_other_library() -> bool:
     """Return whether a library other than torch.distributed's process groups may connect this process to others."""
     modules = sys.modules
-    for module in OTHER_GANGS:  # half as long as `any`
+    for module in OTHER_LIBRARIES:  # half as long as `any`
         if module in modules:
             return True
     rpc_is_up = getattr(sys.modules.get("torch.distributed.rpc.api"), "_is_current_rpc_agent_set", None)
     return rpc_is_up is not None and bool(rpc_is_up())
 
 
-def works_with_others() -> bool:
+def has_peers() -> bool:
     """Return whether this process is in a process group with another one. Raises for another torch.
 
     Accelerate on CPUs, unless it is told so, forms a group and then takes each process for the only one: it counts as
@@ -182,7 +184,7 @@ def accelerate_state() -> "Mapping[str, object]":
     return getattr(state, "_shared_state", None) or {}
 
 
-def framework() -> str:
+def find_framework() -> str:
     """Return the one of ALONE_WITH that is to form this script's process group."""
     if any(module in sys.modules for module in LIGHTNING_MODULES):
         return "lightning"

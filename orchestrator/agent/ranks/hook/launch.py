@@ -56,7 +56,7 @@ _FLAGS = "bBdEhiIOPqRsStuvVx?"
 """Python's options without a value, which may be combined in one word: -um MODULE."""
 
 
-def launcher_of(argv: "list[str]") -> "tuple[str, list[str]]":
+def find_launcher(argv: "list[str]") -> "tuple[str, list[str]]":
     """Return the shim for a Python process with this command line, and the words for it; "" for no launcher."""
     at = 1
     while at < len(argv) and argv[at].startswith("-"):
@@ -74,7 +74,7 @@ def launcher_of(argv: "list[str]") -> "tuple[str, list[str]]":
 def hand_over(argv: "list[str]") -> None:
     """Become the shim if this process is a launcher that a node's script has started."""
     folder = os.environ.get(FOLDER_ENV, "")
-    name, words = launcher_of(argv)
+    name, words = find_launcher(argv)
     if not folder or not name or REAL_ENV in os.environ:
         return
     program = folder + "/" + name
@@ -111,7 +111,7 @@ def note(what: str) -> None:
 
 def note_launcher(argv: "list[str]") -> None:
     """Note that a process of a rank is torch's launcher."""
-    name, words = launcher_of(argv)
+    name, words = find_launcher(argv)
     if name.startswith("torch") and words[-1:] not in (["--help"], ["-h"], ["--version"]):
         note(LAUNCHES)
 
@@ -129,10 +129,10 @@ class ScriptImports:
 
     def __init__(self) -> None:
         self._awaited = {
-            "torch.distributed.launcher.api": ("launch_agent", handing_over),
-            "accelerate.commands.launch": ("launch_command", handing_over_accelerate),
-            "torch.distributed.distributed_c10d": ("init_process_group", noting_group),
-            "torch.optim.optimizer": ("register_optimizer_step_post_hook", noting_steps),
+            "torch.distributed.launcher.api": ("launch_agent", wrap_launch_agent),
+            "accelerate.commands.launch": ("launch_command", wrap_launch_command),
+            "torch.distributed.distributed_c10d": ("init_process_group", wrap_init_process_group),
+            "torch.optim.optimizer": ("register_optimizer_step_post_hook", watch_steps),
         }
         sys.meta_path.insert(0, self)
 
@@ -157,7 +157,7 @@ class ScriptImports:
         return spec
 
 
-def handing_over(launch: "Callable[..., Any]") -> "Callable[..., Any]":
+def wrap_launch_agent(launch: "Callable[..., Any]") -> "Callable[..., Any]":
     """Return a replacement of torch's launcher that runs a shim."""
 
     def launch_agent(config: "Any", entrypoint: "Any", args: "Any", *more: "Any", **options: "Any") -> "Any":
@@ -168,13 +168,13 @@ def handing_over(launch: "Callable[..., Any]") -> "Callable[..., Any]":
         # torchrun's own numbers where none are given are 1, and mean those of the job
         asked = {"--nnodes": config.max_nodes, "--nproc-per-node": config.nproc_per_node}
         counts = [f"{name}={number}" for name, number in asked.items() if number > 1]
-        stand_in("torchrun", [*counts, *map(str, words)])
+        run_shim("torchrun", [*counts, *map(str, words)])
         return {}
 
     return launch_agent
 
 
-def handing_over_accelerate(launch: "Callable[..., Any]") -> "Callable[..., Any]":
+def wrap_launch_command(launch: "Callable[..., Any]") -> "Callable[..., Any]":
     """Return a replacement of Accelerate's launcher that runs a shim with the options that are not at their defaults."""
 
     def launch_command(args: "Any") -> None:
@@ -189,14 +189,14 @@ def handing_over_accelerate(launch: "Callable[..., Any]") -> "Callable[..., Any]
         words = [
             (one.option_strings[0], str(getattr(args, one.dest)))[: 2 - (one.nargs == 0)] for one in given
         ]
-        stand_in(
+        run_shim(
             "accelerate-launch", [*itertools.chain(*words), args.training_script, *args.training_script_args]
         )
 
     return launch_command
 
 
-def stand_in(name: str, words: "list[str]") -> None:
+def run_shim(name: str, words: "list[str]") -> None:
     """Run the shim for a launcher to its end."""
     import subprocess
 
@@ -204,7 +204,7 @@ def stand_in(name: str, words: "list[str]") -> None:
     subprocess.run([program, *words], env={**os.environ, PYTHON_ENV: sys.executable}, check=True)
 
 
-def noting_group(form: "Callable[..., Any]") -> "Callable[..., Any]":
+def wrap_init_process_group(form: "Callable[..., Any]") -> "Callable[..., Any]":
     """Return a wrapper of torch's function that forms the process group: it notes the call first, since that may never return."""
     import functools
 
@@ -219,7 +219,7 @@ def noting_group(form: "Callable[..., Any]") -> "Callable[..., Any]":
     return init_process_group
 
 
-def noting_steps(register: "Callable[..., Any]") -> "Callable[..., Any]":
+def watch_steps(register: "Callable[..., Any]") -> "Callable[..., Any]":
     """Note the steps of optimizers, and return torch's function unchanged."""
     import itertools
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PLAIN = ("SourceFileLoader", "SourcelessFileLoader", "ExtensionFileLoader")
 
 
-class OwnCode:
+class CopyFinder:
     """A finder on `sys.meta_path` that asks those behind it, and answers with the copy of what they have found."""
 
     def __init__(self, submitted_from: str, code: str, rank_dir: str) -> None:
@@ -36,11 +36,13 @@ class OwnCode:
         for finder in finders[finders.index(self) + 1 :] if self in finders else ():
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
-                return self._of_copy(spec)
+                return self._copy_spec(spec)
         return None
 
-    def _of_copy(self, spec: "Any") -> "Any":
-        twin = self._twin(spec.origin) if spec.has_location and type(spec.loader).__name__ in _PLAIN else ""
+    def _copy_spec(self, spec: "Any") -> "Any":
+        twin = (
+            self._find_copy(spec.origin) if spec.has_location and type(spec.loader).__name__ in _PLAIN else ""
+        )
         if not twin:
             self._note(spec.origin)
             return spec
@@ -67,10 +69,10 @@ class OwnCode:
 
     def _places(self, entry: str) -> "list[str]":
         """Return the copy of a folder, and the folder."""
-        twin = self._twin(entry)
+        twin = self._find_copy(entry)
         return [twin, entry] if twin else [entry]
 
-    def _twin(self, path: "Any") -> str:
+    def _find_copy(self, path: "Any") -> str:
         """Return the copy of a file or folder, empty where there is none of its own: links may lead back."""
         for root in self._roots:
             if isinstance(path, str) and (path == root or path.startswith(f"{root}/")):
@@ -81,9 +83,9 @@ class OwnCode:
         return ""
 
 
-def follow(submitted_from: str, rank_dir: str) -> None:
+def import_from_copy(submitted_from: str, rank_dir: str) -> None:
     """Let imports lead to the copy, `code` in the job's folder, of which `rank_dir` is `nodes/NODE/ATTEMPT/RANK`."""
     job = rank_dir
     for _ in range(4):
         job = os.path.dirname(job)
-    OwnCode(submitted_from, os.path.join(job, "code"), rank_dir)
+    CopyFinder(submitted_from, os.path.join(job, "code"), rank_dir)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 STACK_FRAMES_MAX = 100  # as many as `faulthandler` writes
 
 
-class Stacks:
+class StackDumper:
     """Two stack signals, by which a thread writes its own stack to a file.
 
     The first is `faulthandler`'s, which answers in C code, too, and while the GIL is held. It must only interrupt a

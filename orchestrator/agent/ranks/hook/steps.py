@@ -227,7 +227,7 @@ class Steps:
     def _note_exit(self) -> None:
         words = self._words
         if words is not None:
-            self.groups.note_company(words)
+            self.groups.note_peers(words)
             words[EXITING_PID_WORD] = self._pid
             words[EXITING_WORD] = self._time_ns()
         elif os.getsid(0) == self._pid:

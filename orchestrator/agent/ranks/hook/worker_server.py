@@ -6,7 +6,7 @@
 import os
 import sys
 
-from .errors import HookNotes, pending, record_of, record_of_rendezvous
+from .errors import HookNotes, pending_exception, rendezvous_record, to_record
 from .layout import PENDING_HANDLER, SOCKET_FILE
 
 TYPE_CHECKING = False  # typing's own costs 3 ms
@@ -31,24 +31,22 @@ def start_worker_server(server: "Callable[[str], object]", folder: str) -> None:
         path = f"/proc/self/fd/{fd}/{SOCKET_FILE.format(os.getpid())}"
         if os.path.exists(path):
             os.unlink(path)  # of a dead process that had the same pid
-        worker_server = _without_its_signals(lambda: _without_its_greeting(lambda: server(path)))
+        worker_server = _shield_signals(lambda: _filter_greeting(lambda: server(path)))
     finally:
         os.close(fd)
     # Never shut down, which its destructor would do: that waits up to 5 s for a silent client.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(worker_server))
 
 
-def answer_pending(c10d: "Any", notes: HookNotes) -> None:
+def serve_pending_exception(c10d: "Any", notes: HookNotes) -> None:
     """Let the worker server answer with the exception that the main thread is handling, where torch has handlers in Python.
 
     torch calls them in a thread of its own, so that they answer while the main thread is in C code.
     """
 
     def answer(request: object, response: "Any") -> None:
-        value = notes.guard("pending exception", pending)
-        text = notes.guard(
-            "pending record", record_of_rendezvous if value is None else lambda: record_of(value)
-        )
+        value = notes.guard("pending exception", pending_exception)
+        text = notes.guard("pending record", rendezvous_record if value is None else lambda: to_record(value))
         response.set_content(text or "", "application/json")
         response.set_status(200)
 
@@ -59,7 +57,7 @@ def answer_pending(c10d: "Any", notes: HookNotes) -> None:
         c10d._register_handler(PENDING_HANDLER, answer)
 
 
-def _without_its_signals(start: "Callable[[], T]") -> "T":
+def _shield_signals(start: "Callable[[], T]") -> "T":
     """Run `start` so that SIGPIPE stays as the script has set it, and threads that begin in `start` get no signals.
 
     The server ignores SIGPIPE for the whole process; where a script undoes that, a client that goes away would kill it.
@@ -78,7 +76,7 @@ def _without_its_signals(start: "Callable[[], T]") -> "T":
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _without_its_greeting(start: "Callable[[], object]") -> object:
+def _filter_greeting(start: "Callable[[], object]") -> object:
     """Run `start` with stderr in memory, and pass on all lines except the server's own."""
     if not hasattr(os, "memfd_create"):
         return start()
@@ -96,7 +94,7 @@ def _without_its_greeting(start: "Callable[[], object]") -> object:
         os.write(2, b"".join(line for line in lines if b"WorkerServer.cpp" not in line))
 
 
-def keep_new_name(environ: "MutableMapping[str, str]") -> None:
+def drop_old_name(environ: "MutableMapping[str, str]") -> None:
     """Hide the old name of the flight recorder's length from a torch that knows the new one: it would warn in each
     rank's log. The agent sets both, since the node's torch is not known before the start."""
     new, old = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"

@@ -58,13 +58,13 @@ class OfferedKeys:
     """The keys for a host."""
 
     offers: list[Identity]  # in order
-    locked: list[Path]  # encrypted files that ssh-agent does not have
+    encrypted_files: list[Path]  # encrypted files that ssh-agent does not have
     notes: list[str]  # what may explain why the host accepts no key
 
 
 def authenticate(transport: paramiko.Transport, target: Target) -> None:
     """Log in. Raises LaunchError("auth")."""
-    keys = _find(target)
+    keys = _find_keys(target)
     transport.auth_timeout = AUTH_S_MAX
     tried: list[str] = []
     # The answer to "none" names the methods that the host allows.
@@ -75,29 +75,29 @@ def authenticate(transport: paramiko.Transport, target: Target) -> None:
         tried.append(identity.name)
         methods = _offer(transport, target, identity.key, tried) or methods
     if not transport.is_authenticated():
-        raise _refused(target, tried, methods, keys)
+        raise _refusal(target, tried, methods, keys)
 
 
-def _find(target: Target) -> OfferedKeys:
-    held, notes = _agent_keys(target.agent_socket)
+def _find_keys(target: Target) -> OfferedKeys:
+    agent_keys, notes = _agent_keys(target.agent_socket)
     named: list[Identity] = []
     files: list[Identity] = []
     locked: list[Path] = []
     for path in target.identity_files:
         try:
-            key = held.get(_public_blob(path)) or _load(path)
+            key = agent_keys.get(_public_blob(path)) or _load(path)
         except (TypeError, paramiko.PasswordRequiredException):  # cryptography raises TypeError
             locked.append(path)
         except (ValueError, OSError, UnsupportedAlgorithm, paramiko.SSHException, UnknownKeyType):
             notes.append(f"{path} cannot be read here, perhaps by ssh-agent: ssh-add {path}")
         else:
             if key is not None:
-                in_agent = held.get(key.asbytes())
+                in_agent = agent_keys.get(key.asbytes())
                 (named if in_agent else files).append(Identity(str(path), in_agent or key))
-    taken = {identity.key.asbytes() for identity in named}
-    others = [Identity(key.comment, key) for blob, key in held.items() if blob not in taken]
+    named_blobs = {identity.key.asbytes() for identity in named}
+    others = [Identity(key.comment, key) for blob, key in agent_keys.items() if blob not in named_blobs]
     plain = [*named, *([] if target.identities_only else others), *files]
-    return OfferedKeys([*_certified(target, plain), *plain], locked, notes)
+    return OfferedKeys([*_find_certificates(target, plain), *plain], locked, notes)
 
 
 class AgentKey(paramiko.PKey):
@@ -163,14 +163,14 @@ def _ask_agent(path: str, request: bytes) -> paramiko.Message:
             return paramiko.Message(stream.read(size_bytes))
 
 
-_loading = threading.Lock()
+_load_lock = threading.Lock()
 
 
 def _load(path: Path) -> paramiko.PKey | None:
     """Read a private key file; None where there is none. Raises what paramiko raises."""
     if not path.is_file() or path.suffix == ".pub":
         return None
-    with _loading:  # a large RSA key takes half a second, and many hosts need it at once
+    with _load_lock:  # a large RSA key takes half a second, and many hosts need it at once
         return _load_once(path, path.stat().st_mtime_ns)
 
 
@@ -190,14 +190,14 @@ def _public_blob(path: Path) -> bytes:
     return b""
 
 
-def _certified(target: Target, plain: list[Identity]) -> Iterator[Identity]:
+def _find_certificates(target: Target, identities: list[Identity]) -> Iterator[Identity]:
     """Yield the certificates next to identity files and of `CertificateFile`, each with the key that it is for."""
     beside = [path.with_name(path.name + "-cert.pub") for path in target.identity_files]
     for path in dict.fromkeys((*target.certificate_files, *beside)):
         with contextlib.suppress(OSError, ValueError):
             blob = PublicBlob.from_file(str(path)).key_blob
             # A certificate holds the fields of its key: all but the type, which comes first with its length.
-            fields = ((one, one.key.asbytes()[4 + len(one.key.get_name()) :]) for one in plain)
+            fields = ((one, one.key.asbytes()[4 + len(one.key.get_name()) :]) for one in identities)
             identity = next((field for field, of_key in fields if of_key in blob), None)
             if identity is not None:
                 key = copy.copy(identity.key)
@@ -211,7 +211,7 @@ def _offer(
     """Offer a key, or none; return the methods that may follow, as far as the host names them. Raises LaunchError when
     the login has ended."""
     who = f"{target.user}@{target.hostname}"
-    by_hand = f"ssh -v {target.port_option}-l {shlex.quote(target.user)} {target.host} true"
+    ssh_command = f"ssh -v {target.port_option}-l {shlex.quote(target.user)} {target.host} true"
     try:
         if key is None:
             return transport.auth_none(target.user)
@@ -223,12 +223,12 @@ def _offer(
     except (paramiko.SSHException, EOFError, OSError) as err:
         if "timeout" in str(err):  # the only sign that paramiko gives
             why = f"{who} did not answer within {AUTH_S_MAX:.0f} s of logging in"
-            fix = f"see where it hangs (PAM, LDAP, a lost home folder): {by_hand}"
+            fix = f"see where it hangs (PAM, LDAP, a lost home folder): {ssh_command}"
             raise LaunchError("auth", why, fix) from err
         if transport.is_active():
             return []
         if len(tried) < 2:
-            raise LaunchError("auth", f"{who} hung up while logging in: {err}", f"try {by_hand}") from err
+            raise LaunchError("auth", f"{who} hung up while logging in: {err}", f"try {ssh_command}") from err
         why = f"{who} got too many keys and hung up after {len(tried)} ({', '.join(tried)})"
         fix = f"name the right one: `IdentityFile …` and `IdentitiesOnly yes` for {target.host} in ~/.ssh/config"
         raise LaunchError("auth", why, fix, Retryable.PERMANENT) from err
@@ -236,15 +236,15 @@ def _offer(
     raise LaunchError("auth", why, "allow this key alone for this user there", Retryable.PERMANENT)
 
 
-def _refused(target: Target, tried: list[str], methods: list[str], keys: OfferedKeys) -> LaunchError:
+def _refusal(target: Target, tried: list[str], methods: list[str], keys: OfferedKeys) -> LaunchError:
     who, offers = f"{target.user}@{target.hostname}", ", ".join(methods) or "nothing"
     copy_command = f"ssh-copy-id {target.port_option}{shlex.quote(target.user)}@{target.host}"
     refusals = [
         offer.key.refusal for offer in keys.offers if isinstance(offer.key, AgentKey) and offer.key.refusal
     ]
-    also = "".join(f"; {note}" for note in (*keys.notes, *refusals))
-    if keys.locked:
-        also = f"; the key {keys.locked[0]} is encrypted and not in ssh-agent{also}"
+    details = "".join(f"; {note}" for note in (*keys.notes, *refusals))
+    if keys.encrypted_files:
+        details = f"; the key {keys.encrypted_files[0]} is encrypted and not in ssh-agent{details}"
     if "publickey" not in methods:
         why, fix = (
             f"{who} accepts no keys, only {offers}",
@@ -259,6 +259,8 @@ def _refused(target: Target, tried: list[str], methods: list[str], keys: Offered
         files = ", ".join(str(path) for path in target.identity_files)
         why = f"there is no key for {who}: nothing in ssh-agent, nor {files}"
         fix = f"ssh-keygen -t ed25519 && {copy_command}"
-    if keys.locked:
-        fix = ("" if target.agent_socket else 'eval "$(ssh-agent)" && ') + f"ssh-add {keys.locked[0]}"
-    return LaunchError("auth", why + also, fix, Retryable.PERMANENT)
+    if keys.encrypted_files:
+        fix = (
+            "" if target.agent_socket else 'eval "$(ssh-agent)" && '
+        ) + f"ssh-add {keys.encrypted_files[0]}"
+    return LaunchError("auth", why + details, fix, Retryable.PERMANENT)

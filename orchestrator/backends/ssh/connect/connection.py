@@ -24,17 +24,17 @@ from orchestrator.backends.ssh.connect.auth import authenticate
 from orchestrator.backends.ssh.connect.dial import (
     GreetedLine,
     Proxy,
-    RefusedForNow,
+    TemporaryRefusal,
+    describe_address,
     dial,
-    shake_hands,
-    where,
+    handshake,
 )
 from orchestrator.backends.ssh.connect.remote_command import RemoteCommand
-from orchestrator.backends.ssh.connect.ssh_config import Target, has_own_home, home
+from orchestrator.backends.ssh.connect.ssh_config import Target, home, overrides_home
 from orchestrator.core.errors import HostError
 from orchestrator.core.observations import Retryable
 
-__all__ = ["Connection", "Jumps", "RemoteCommand"]
+__all__ = ["Connection", "JumpHosts", "RemoteCommand"]
 
 CHANNEL_S_MAX = 15.0
 FORWARD_S_MAX = 15.0
@@ -56,22 +56,22 @@ _RSA = ("rsa-sha2-512", "rsa-sha2-256")
 _FAST_CIPHERS = (
     "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes256-ctr"
 )
-_SFTP_PLACES = "/usr/lib/openssh /usr/libexec/openssh /usr/lib/ssh /usr/libexec/ssh /usr/libexec /usr/lib /usr/local/libexec"
+_SFTP_FOLDERS = "/usr/lib/openssh /usr/libexec/openssh /usr/lib/ssh /usr/libexec/ssh /usr/libexec /usr/lib /usr/local/libexec"
 _SFTP_COMMAND = (
     "/bin/sh -c 'echo {mark}; "
-    f"for d in {_SFTP_PLACES}; do if [ -x $d/sftp-server ]; then exec $d/sftp-server; fi; done; exec sftp-server'"
+    f"for d in {_SFTP_FOLDERS}; do if [ -x $d/sftp-server ]; then exec $d/sftp-server; fi; done; exec sftp-server'"
 )
 
 
 T = TypeVar("T")
-_Line = socket.socket | paramiko.Channel
+_Stream = socket.socket | paramiko.Channel
 
 
 class Connection:
     """An open SSH connection to a host."""
 
     def __init__(
-        self, target: Target, line: _Line, transport: paramiko.Transport, proxy: Proxy | None
+        self, target: Target, line: _Stream, transport: paramiko.Transport, proxy: Proxy | None
     ) -> None:
         self.target = target
         self._line = line
@@ -80,22 +80,22 @@ class Connection:
         self._requests = threading.Lock()
 
     @classmethod
-    def open(cls, target: Target, *, host_keys: known_hosts.Policy, jumps: Jumps) -> Connection:
+    def open(cls, target: Target, *, host_keys: known_hosts.Policy, jumps: JumpHosts) -> Connection:
         """Connect, check the host key, log in; once more where the host refuses for now. Raises LaunchError."""
         try:
             return cls._open(target, host_keys, jumps)
-        except RefusedForNow:
+        except TemporaryRefusal:
             time.sleep(REFUSED_S)
             return cls._open(target, host_keys, jumps)
 
     @classmethod
-    def _open(cls, target: Target, host_keys: known_hosts.Policy, jumps: Jumps) -> Connection:
-        line, proxy = _line(target, host_keys, jumps)
+    def _open(cls, target: Target, host_keys: known_hosts.Policy, jumps: JumpHosts) -> Connection:
+        line, proxy = _open_stream(target, host_keys, jumps)
         greeted = GreetedLine(line)
         transport = paramiko.Transport(cast(socket.socket, greeted))
         try:
-            _prefer(transport, known_hosts.known_kinds(target))
-            shake_hands(transport, greeted, target, proxy)
+            _set_preferences(transport, known_hosts.find_known_types(target))
+            handshake(transport, greeted, target, proxy)
             known_hosts.check(target, transport.get_remote_server_key(), host_keys)
             authenticate(transport, target)
             line.settimeout(IDLE_CHECK_S)
@@ -105,7 +105,9 @@ class Connection:
             if proxy is not None:
                 proxy.close()
             if isinstance(err, paramiko.SSHException | EOFError | OSError):
-                raise LaunchError("connect", f"{where(target)}: {str(err) or type(err).__name__}") from err
+                raise LaunchError(
+                    "connect", f"{describe_address(target)}: {str(err) or type(err).__name__}"
+                ) from err
             raise
         return cls(target, line, transport, proxy)
 
@@ -118,7 +120,7 @@ class Connection:
         """Run a command in the user's login shell there. Raises LaunchError("shell")."""
         return RemoteCommand(self._exec(command, "shell"))
 
-    def forward(self, taker: ChannelTaker) -> int:
+    def forward(self, taker: ChannelReceiver) -> int:
         """Forward a free port of the host's loopback to `taker`, one port at a time; return it. Raises
         LaunchError("forward")."""
         host = self.target.host
@@ -144,12 +146,12 @@ class Connection:
     def sftp(self) -> paramiko.SFTPClient:
         """Open an SFTP channel; by a command where a shell's greeting spoils the subsystem. Raises LaunchError("copy")."""
         with contextlib.suppress(LaunchError, HostError):
-            return _sftp(self._session("copy", lambda channel: channel.invoke_subsystem("sftp")))
+            return _open_sftp(self._session("copy", lambda channel: channel.invoke_subsystem("sftp")))
         mark = f"orch-{secrets.token_hex(8)}"
         channel = self._exec(_SFTP_COMMAND.format(mark=mark), "copy")
         try:
-            _skip_to(channel, mark.encode())
-            return _sftp(channel)
+            _skip_greeting(channel, mark.encode())
+            return _open_sftp(channel)
         except HostError as err:
             channel.close()
             fix = "install rsync on both ends, or set `Subsystem sftp internal-sftp` in its sshd_config"
@@ -182,7 +184,7 @@ class Connection:
         None where ssh would look for the bastion's keys in another home folder.
         """
         target = self.target
-        if has_own_home() and target.jump is not None:
+        if overrides_home() and target.jump is not None:
             return None
         options = [
             "BatchMode=yes",
@@ -196,7 +198,7 @@ class Connection:
             f"Ciphers={_FAST_CIPHERS}",
         ]
         argv = ["ssh", "-T", "-x", "-a", "-p", str(target.port), "-l", target.user]
-        if has_own_home():  # ssh ignores HOME
+        if overrides_home():  # ssh ignores HOME
             config = home() / ".ssh" / "config"
             argv += ["-F", str(config) if config.is_file() else "none"]
             files = " ".join(f'"{path}"' for path in target.user_known_hosts)
@@ -221,7 +223,7 @@ class Connection:
             why = f"{host} does not open a session: {str(err) or type(err).__name__}"
             raise LaunchError(stage, why, "check MaxSessions in its sshd_config if this persists") from err
         try:
-            _within(CHANNEL_S_MAX, functools.partial(begin, channel))
+            _call_within(CHANNEL_S_MAX, functools.partial(begin, channel))
         except (TimeoutError, paramiko.SSHException, EOFError, OSError) as err:
             channel.close()
             why = f"{host} opens a session but runs no command: {str(err) or type(err).__name__}"
@@ -235,10 +237,10 @@ class Connection:
             with self._requests:
                 return ask()
 
-        return _within(s_max, in_turn)
+        return _call_within(s_max, in_turn)
 
 
-def _within(s_max: float, call: Callable[[], T]) -> T:
+def _call_within(s_max: float, call: Callable[[], T]) -> T:
     """Return what `call` returns, or raise TimeoutError: paramiko waits without a limit for some answers. After that
     the thread of `call` waits until the channel or the connection is closed."""
     answer: futures.Future[T] = futures.Future()
@@ -256,7 +258,7 @@ def _within(s_max: float, call: Callable[[], T]) -> T:
         raise TimeoutError(f"no answer within {s_max:g} s") from err
 
 
-def _prefer(transport: paramiko.Transport, known_kinds: tuple[str, ...]) -> None:
+def _set_preferences(transport: paramiko.Transport, known_kinds: tuple[str, ...]) -> None:
     """Prefer host keys of the known types; and AES-GCM, which costs half of what other ciphers do."""
     options = transport.get_security_options()
     options.ciphers = tuple(sorted(options.ciphers, key=lambda name: "gcm" not in name))
@@ -265,7 +267,7 @@ def _prefer(transport: paramiko.Transport, known_kinds: tuple[str, ...]) -> None
     options.key_types = tuple(dict.fromkeys(order))
 
 
-class Jumps:
+class JumpHosts:
     """The bastions of one process, with one connection to each that all hosts behind it share."""
 
     def __init__(self) -> None:
@@ -279,10 +281,10 @@ class Jumps:
             try:
                 return bastion.reach(target.hostname, target.port, target.connect_s_max)
             except paramiko.ChannelException as err:
-                raise _not_reached(target, jump, err) from err
+                raise _unreachable_error(target, jump, err) from err
             except (paramiko.SSHException, EOFError, OSError) as err:
                 if again or bastion.is_alive():
-                    why = f"from the bastion {jump.host}, {where(target)} did not answer: {err}"
+                    why = f"from the bastion {jump.host}, {describe_address(target)} did not answer: {err}"
                     raise LaunchError("connect", why) from err
         raise AssertionError("the second try returns or raises")
 
@@ -303,13 +305,13 @@ class Jumps:
             if slot.connection is not None and slot.connection.is_open:
                 return slot.connection
             if slot.failure is not None and slot.failures != failures:
-                raise _on_bastion(jump, slot.failure)
+                raise _jump_host_error(jump, slot.failure)
             try:
                 slot.connection = Connection.open(jump, host_keys=host_keys, jumps=self)
             except LaunchError as err:
                 slot.failures += 1
                 slot.failure = err
-                raise _on_bastion(jump, err) from err
+                raise _jump_host_error(jump, err) from err
             return slot.connection
 
 
@@ -323,7 +325,9 @@ class _Slot:
         self.failure: LaunchError | None = None
 
 
-def _line(target: Target, host_keys: known_hosts.Policy, jumps: Jumps) -> tuple[_Line, Proxy | None]:
+def _open_stream(
+    target: Target, host_keys: known_hosts.Policy, jumps: JumpHosts
+) -> tuple[_Stream, Proxy | None]:
     if target.jump is not None:
         return jumps.reach(target, target.jump, host_keys), None
     if target.proxy_command:
@@ -332,22 +336,22 @@ def _line(target: Target, host_keys: known_hosts.Policy, jumps: Jumps) -> tuple[
     return dial(target), None
 
 
-def _not_reached(target: Target, jump: Target, err: paramiko.ChannelException) -> LaunchError:
+def _unreachable_error(target: Target, jump: Target, err: paramiko.ChannelException) -> LaunchError:
     if err.code == _PROHIBITED:
-        why = f"the bastion {jump.host} refuses to forward to {where(target)}"
+        why = f"the bastion {jump.host} refuses to forward to {describe_address(target)}"
         fix = f"in the sshd_config of {jump.host}: `AllowTcpForwarding yes` (or `local`), and a `PermitOpen` that allows it"
         return LaunchError("connect", why, fix, Retryable.PERMANENT)
-    why = f"the bastion {jump.host} cannot reach {where(target)}: {err.text}"
+    why = f"the bastion {jump.host} cannot reach {describe_address(target)}: {err.text}"
     return LaunchError(
         "connect", why, f"is the host up? `ssh {jump.host} nc -zv {target.hostname} {target.port}`"
     )
 
 
-def _on_bastion(jump: Target, err: LaunchError) -> LaunchError:
-    return LaunchError(err.stage, f"the bastion {jump.host}: {err.reason}", err.fix, err.trouble)
+def _jump_host_error(jump: Target, err: LaunchError) -> LaunchError:
+    return LaunchError(err.stage, f"the bastion {jump.host}: {err.reason}", err.fix, err.retryable)
 
 
-def _sftp(channel: paramiko.Channel) -> paramiko.SFTPClient:
+def _open_sftp(channel: paramiko.Channel) -> paramiko.SFTPClient:
     channel.settimeout(SFTP_S_MAX)
     try:
         client = paramiko.SFTPClient(channel)
@@ -358,7 +362,7 @@ def _sftp(channel: paramiko.Channel) -> paramiko.SFTPClient:
     return client
 
 
-def _skip_to(channel: paramiko.Channel, mark: bytes) -> None:
+def _skip_greeting(channel: paramiko.Channel, mark: bytes) -> None:
     """Skip a shell's greeting up to the line with the mark, after which the server waits for us."""
     channel.settimeout(SFTP_S_MAX)
     greeting = b""
@@ -372,5 +376,5 @@ def _skip_to(channel: paramiko.Channel, mark: bytes) -> None:
             raise HostError(f"its shell printed {greeting[-200:].decode(errors='replace').strip()!r}")
 
 
-ChannelTaker = Callable[[paramiko.Channel], None]
+ChannelReceiver = Callable[[paramiko.Channel], None]
 """Receiver of connections to a forwarded port; called in the transport's thread, so it must hand them on."""

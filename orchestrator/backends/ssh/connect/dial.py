@@ -18,7 +18,7 @@ from orchestrator.core.observations import LINE_CHARS_MAX, Retryable
 
 HANDSHAKE_S_MAX = 15.0
 PROXY_END_S_MAX = 2.0
-WORDS_BYTES_MAX = 4096
+OUTPUT_BYTES_MAX = 4096
 
 _log = logging.getLogger("paramiko")
 _log.addHandler(logging.NullHandler())
@@ -26,7 +26,7 @@ _log.setLevel(logging.CRITICAL + 1)  # the errors raised here say the same, with
 _log.propagate = False
 
 
-class RefusedForNow(LaunchError):
+class TemporaryRefusal(LaunchError):
     """An sshd that turns the connection away before the login: others use it, or it penalizes this address."""
 
 
@@ -40,7 +40,7 @@ class GreetedLine:
     def recv(self, bytes_max: int) -> bytes:
         """Return the next bytes."""
         block = self._line.recv(bytes_max)
-        if len(self.first) < WORDS_BYTES_MAX:
+        if len(self.first) < OUTPUT_BYTES_MAX:
             self.first += block
         return block
 
@@ -48,7 +48,7 @@ class GreetedLine:
         return getattr(self._line, name)
 
 
-def where(target: Target) -> str:
+def describe_address(target: Target) -> str:
     """Return the address of a target, for messages."""
     return f"{target.hostname} port {target.port}"
 
@@ -64,9 +64,9 @@ def dial(target: Target) -> socket.socket:
     except OSError as err:
         fix = f"is it up, and does sshd listen there? `ssh -v {target.port_option}{target.host} true`"
         if isinstance(err, TimeoutError):
-            why = f"{where(target)} did not answer within {target.connect_s_max:g} s"
+            why = f"{describe_address(target)} did not answer within {target.connect_s_max:g} s"
             raise LaunchError("connect", why, fix) from err
-        raise LaunchError("connect", f"{where(target)}: {err.strerror or err}", fix) from err
+        raise LaunchError("connect", f"{describe_address(target)}: {err.strerror or err}", fix) from err
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return line
 
@@ -89,10 +89,10 @@ class Proxy:
                 start_new_session=True,  # Ctrl-C must reach this process alone
             )
 
-    def words(self) -> str:
+    def last_error(self) -> str:
         """Return the last line that the program wrote to standard error."""
         self._errors.seek(0)
-        text = self._errors.read(WORDS_BYTES_MAX).decode(errors="replace").strip()
+        text = self._errors.read(OUTPUT_BYTES_MAX).decode(errors="replace").strip()
         return text.splitlines()[-1] if text else ""
 
     def close(self) -> None:
@@ -107,15 +107,13 @@ class Proxy:
             self._process.wait()
 
 
-def shake_hands(
-    transport: paramiko.Transport, line: GreetedLine, target: Target, proxy: Proxy | None
-) -> None:
+def handshake(transport: paramiko.Transport, line: GreetedLine, target: Target, proxy: Proxy | None) -> None:
     """Wait until the connection is encrypted; the host key is not checked yet. Raises LaunchError("connect")."""
     done = threading.Event()
     transport.banner_timeout = 2 * HANDSHAKE_S_MAX  # the limit is counted here
     transport.start_client(event=done)
     if not done.wait(HANDSHAKE_S_MAX):
-        why = f"{where(target)} takes connections, but did not greet as sshd within {HANDSHAKE_S_MAX:.0f} s"
+        why = f"{describe_address(target)} takes connections, but did not greet as sshd within {HANDSHAKE_S_MAX:.0f} s"
         fix = "its sshd hangs or is overloaded, another program listens there, or big packets get lost (MTU)"
         raise LaunchError("connect", why, fix)
     if transport.is_active():
@@ -126,19 +124,19 @@ def shake_hands(
             "its sshd must offer one of each: curve25519 or ecdh, aes-gcm or aes-ctr, and a host key of ed25519, ecdsa or "
             "rsa-sha2"
         )
-        raise LaunchError("connect", f"{where(target)}: {failure}", fix, Retryable.PERMANENT)
-    said = line.first.decode(errors="replace").splitlines()
-    if len(said) == 1 and not said[0].startswith("SSH-"):
-        why = f"{where(target)} turned the connection away: {said[0][:LINE_CHARS_MAX]}"
+        raise LaunchError("connect", f"{describe_address(target)}: {failure}", fix, Retryable.PERMANENT)
+    greeting = line.first.decode(errors="replace").splitlines()
+    if len(greeting) == 1 and not greeting[0].startswith("SSH-"):
+        why = f"{describe_address(target)} turned the connection away: {greeting[0][:LINE_CHARS_MAX]}"
         fix = (
             "in its sshd_config: `PerSourcePenalties` (failed logins from this address, from any user, count for some time) "
             "and `MaxStartups`"
         )
-        raise RefusedForNow("connect", why, fix)
+        raise TemporaryRefusal("connect", why, fix)
     if proxy is not None:
-        why = f"the ProxyCommand `{target.proxy_command}` ended: {proxy.words() or 'no output'}"
+        why = f"the ProxyCommand `{target.proxy_command}` ended: {proxy.last_error() or 'no output'}"
         raise LaunchError("connect", why, f"try it by hand; `ssh -G {target.host}` shows where it comes from")
-    why = f"{where(target)} hung up before the login: {str(failure or '') or 'no reason given'}"
+    why = f"{describe_address(target)} hung up before the login: {str(failure or '') or 'no reason given'}"
     raise LaunchError(
         "connect", why, "check MaxStartups in its sshd_config, and firewalls that ban addresses"
     )

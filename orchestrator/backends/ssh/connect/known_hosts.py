@@ -29,12 +29,12 @@ from orchestrator.core.observations import Retryable
 Policy = Literal["strict", "accept-new"]
 
 FILE_BYTES_MAX = 64 << 20
-KINDS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
+KEY_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
 """The types of host keys that can be requested: those of paramiko."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownKey:
     """One line of a known_hosts file; `key` is in base64."""
 
     file: Path
@@ -46,61 +46,67 @@ class Known:
     @property
     def where(self) -> str:
         """File and line."""
-        return f"{_short(self.file)}:{self.line}"
+        return f"{_short_path(self.file)}:{self.line}"
 
 
-def known_kinds(target: Target) -> tuple[str, ...]:
+def find_known_types(target: Target) -> tuple[str, ...]:
     """Return the types of the host's known keys, to be requested first."""
-    lines = _plain(_find(target, target.key_name)) or _plain(_find(target, *_portless(target)))
+    lines = _drop_marked(_find_lines(target, target.key_name)) or _drop_marked(
+        _find_lines(target, *_portless_names(target))
+    )
     return tuple(dict.fromkeys(known.kind for known in lines))
 
 
 def check(target: Target, key: paramiko.PKey, policy: Policy) -> None:
     """Raise LaunchError("host key") unless the host's key is known, or new and accepted."""
-    with _lock:  # another thread may be adding a key of the same name
+    with _append_lock:  # another thread may be adding a key of the same name
         if _is_known(target, key):
             return
         if policy == "accept-new":
             _append(target, key)
             return
-    covered = any(known.marker == "@cert-authority" for known in _find(target, target.key_name))
+    covered = any(known.marker == "@cert-authority" for known in _find_lines(target, target.key_name))
     note = " (there is a @cert-authority line for it, but host certificates are not read)" if covered else ""
     fix = f"compare the fingerprint with the host's own, then: {_add_command(target, key)}"
     raise _refusal(key, f"is not in known_hosts{note}", fix)
 
 
-_lock = threading.Lock()
+_append_lock = threading.Lock()
 
 
 def _is_known(target: Target, key: paramiko.PKey) -> bool:
     """Return whether a key is known. Raises LaunchError when it is revoked, or differs from the known one."""
-    exact, loose, text = _find(target, target.key_name), _find(target, *_portless(target)), key.get_base64()
+    exact, loose, key_text = (
+        _find_lines(target, target.key_name),
+        _find_lines(target, *_portless_names(target)),
+        key.get_base64(),
+    )
     for known in (*exact, *loose):
-        if known.marker == "@revoked" and known.key == text:
+        if known.marker == "@revoked" and known.key == key_text:
             fix = "do not trust this host until its administrator explains why"
             raise _refusal(key, f"is revoked by {known.where}", fix)
-    plain = _plain(exact)
-    if plain and all(known.kind not in KINDS for known in plain):
-        what = f"is not in known_hosts; the one in {plain[0].where} is of the type {plain[0].kind}, which orch cannot read"
+    unmarked = _drop_marked(exact)
+    if unmarked and all(known.kind not in KEY_TYPES for known in unmarked):
+        what = f"is not in known_hosts; the one in {unmarked[0].where} is of the type {unmarked[0].kind}, which orch cannot read"
         fix = f"compare the fingerprint with the host's own, then: {_add_command(target, key)}"
         raise _refusal(key, what, fix)
-    if plain and all(known.key != text for known in plain):
-        same = [known for known in plain if known.kind == key.get_name()]
-        what = "is not" if same else "is of another type than"
+    if unmarked and all(known.key != key_text for known in unmarked):
+        same_type = [known for known in unmarked if known.kind == key.get_name()]
+        what = "is not" if same_type else "is of another type than"
         removals = [
-            f"ssh-keygen -f {_quoted(file)} -R {shlex.quote(target.key_name)}"
-            for file in dict.fromkeys(known.file for known in plain)
+            f"ssh-keygen -f {_quote_path(file)} -R {shlex.quote(target.key_name)}"
+            for file in dict.fromkeys(known.file for known in unmarked)
         ]
         raise _refusal(
             key,
-            f"{what} the one in {(same or plain)[0].where}: "
+            f"{what} the one in {(same_type or unmarked)[0].where}: "
             "the host was reinstalled, or another machine answers in its place",
             f"only if it was reinstalled: {' && '.join((*removals, _add_command(target, key)))}",
         )
-    return any(known.key == text for known in (*plain, *_plain(loose)))
+    return any(known.key == key_text for known in (*unmarked, *_drop_marked(loose)))
 
 
-def _plain(lines: list[Known]) -> list[Known]:
+def _drop_marked(lines: list[KnownKey]) -> list[KnownKey]:
     return [known for known in lines if not known.marker]
 
 
@@ -119,7 +125,7 @@ def _add_command(target: Target, key: paramiko.PKey) -> str:
         return f"ssh -o StrictHostKeyChecking=ask {target.port_option}-l {shlex.quote(target.user)} {target.host} true"
     hashed = "-H " if target.hash_known_hosts else ""
     kind = key.algorithm_name.lower()
-    return f"ssh-keyscan {hashed}{target.port_option}-t {kind} {target.hostname} >> {_quoted(file)}"
+    return f"ssh-keyscan {hashed}{target.port_option}-t {kind} {target.hostname} >> {_quote_path(file)}"
 
 
 def _append(target: Target, key: paramiko.PKey) -> None:
@@ -137,21 +143,21 @@ def _append(target: Target, key: paramiko.PKey) -> None:
             out.write(b"\n" * bool(torn) + line)  # in one call: others append too
     except OSError as err:
         what = f"is new and cannot be stored: {err.strerror}: {file}"
-        raise _refusal(key, what, f"make {_short(file)} writable") from err
+        raise _refusal(key, what, f"make {_short_path(file)} writable") from err
 
 
-def _find(target: Target, *names: str) -> list[Known]:
+def _find_lines(target: Target, *names: str) -> list[KnownKey]:
     files = (*target.user_known_hosts, *target.global_known_hosts)
-    return [known for file in files for known in _read(file, names)]
+    return [known for file in files for known in _read_lines(file, names)]
 
 
-def _portless(target: Target) -> tuple[str, ...]:
+def _portless_names(target: Target) -> tuple[str, ...]:
     """Return the bare name, under which a known key is good on any port, as for OpenSSH; a different key there is not an
     error."""
     return () if target.key_alias or target.port == DEFAULT_PORT else (target.hostname,)
 
 
-def _read(path: Path, names: tuple[str, ...]) -> Iterator[Known]:
+def _read_lines(path: Path, names: tuple[str, ...]) -> Iterator[KnownKey]:
     """Yield the lines of a file about one of `names`."""
     try:
         with path.open("rb") as stream:
@@ -161,31 +167,31 @@ def _read(path: Path, names: tuple[str, ...]) -> Iterator[Known]:
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.split()
         marker = words.pop(0) if words and words[0].startswith("@") else ""
-        if len(words) >= 3 and any(_is_about(words[0], name) for name in names):
-            yield Known(path, number, marker, words[1], words[2])
+        if len(words) >= 3 and any(_names_host(words[0], name) for name in names):
+            yield KnownKey(path, number, marker, words[1], words[2])
 
 
-def _is_about(patterns: str, name: str) -> bool:
+def _names_host(patterns: str, name: str) -> bool:
     """Return whether the first field of a line names a host: in clear, by patterns, or hashed."""
     if patterns.startswith("|1|"):
         try:
             return paramiko.HostKeys.hash_host(name, patterns) == patterns
         except (ValueError, AssertionError, IndexError):
             return False  # a torn line
-    hits = [pattern for pattern in patterns.lower().split(",") if _fits(pattern.removeprefix("!"), name)]
+    hits = [pattern for pattern in patterns.lower().split(",") if _matches(pattern.removeprefix("!"), name)]
     return bool(hits) and not any(pattern.startswith("!") for pattern in hits)
 
 
-def _fits(pattern: str, name: str) -> bool:
+def _matches(pattern: str, name: str) -> bool:
     """Return whether a name matches a pattern of OpenSSH's, in which only `*` and `?` are special."""
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
-def _short(path: Path) -> str:
+def _short_path(path: Path) -> str:
     text, own = str(path), f"{home()}/"
     return "~/" + text[len(own) :] if text.startswith(own) else text
 
 
-def _quoted(path: Path) -> str:
-    short = _short(path)
+def _quote_path(path: Path) -> str:
+    short = _short_path(path)
     return short if short.startswith("~/") and short[2:] == shlex.quote(short[2:]) else shlex.quote(str(path))

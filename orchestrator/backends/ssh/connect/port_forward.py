@@ -46,14 +46,17 @@ class Forward:
                 local.settimeout(None)
                 local.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 inward = threading.Thread(
-                    target=self._inward, args=(local,), name=f"forward from {self._address[1]}", daemon=True
+                    target=self._copy_to_supervisor,
+                    args=(local,),
+                    name=f"forward from {self._address[1]}",
+                    daemon=True,
                 )
                 inward.start()
                 try:
-                    self._outward(local)
+                    self._copy_to_host(local)
                     inward.join(LINGER_S)
                 finally:
-                    _shut(local)
+                    _shut_down(local)
         except (OSError, EOFError, paramiko.SSHException):
             pass
         finally:
@@ -62,13 +65,13 @@ class Forward:
             self.is_over = True
             self._ended()
 
-    def _outward(self, local: socket.socket) -> None:
+    def _copy_to_host(self, local: socket.socket) -> None:
         """Copy bytes from the supervisor to the host, until the supervisor shuts down its side."""
         while data := local.recv(READ_BYTES):
             self._channel.sendall(data)
         self._channel.shutdown_write()
 
-    def _inward(self, local: socket.socket) -> None:
+    def _copy_to_supervisor(self, local: socket.socket) -> None:
         """Copy bytes from the host to the supervisor, until the host shuts down its side or is lost."""
         try:
             while data := self._channel.recv(READ_BYTES):
@@ -78,10 +81,10 @@ class Forward:
                 return
         except (OSError, EOFError, paramiko.SSHException):
             pass
-        _shut(local)
+        _shut_down(local)
 
 
-def _shut(local: socket.socket) -> None:
+def _shut_down(local: socket.socket) -> None:
     """Shut a socket down for both threads; `close` alone wakes neither."""
     with contextlib.suppress(OSError):
         local.shutdown(socket.SHUT_RDWR)

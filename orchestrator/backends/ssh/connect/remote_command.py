@@ -17,7 +17,7 @@ ERRORS_S_MAX = 0.5
 """How long to read standard error after a command's end; a child that it left may hold that open."""
 
 END_POLL_S = 0.02
-TRY_S = 0.1
+POLL_S = 0.1
 """How long one read or write waits. A reader drains standard error as often, so that it cannot block the output."""
 
 SEND_STALL_S_MAX = 60.0
@@ -31,12 +31,12 @@ class RemoteCommand:
         self._channel = channel
         self._buffer = bytearray()
         self._errors = b""
-        channel.settimeout(TRY_S)
+        channel.settimeout(POLL_S)
 
     @property
     def errors(self) -> str:
         """The end of what came on standard error so far."""
-        self._take_errors()
+        self._read_errors()
         return self._errors.decode(errors="replace")
 
     def send(self, data: bytes) -> None:
@@ -79,14 +79,14 @@ class RemoteCommand:
                 del self._buffer[: cut + (cut == end)]
                 return line
             searched = len(self._buffer)
-            if not self._more(deadline):
+            if not self._fill_buffer(deadline):
                 rest, self._buffer = bytes(self._buffer), bytearray()
                 return rest or None
 
     def read(self, n_bytes: int, wait_s: float) -> bytes:
         """Return at most `n_bytes` of standard output, nothing at its end. Raises TimeoutError."""
         if not self._buffer:
-            self._more(time.monotonic() + wait_s)
+            self._fill_buffer(time.monotonic() + wait_s)
         data = bytes(self._buffer[:n_bytes])
         del self._buffer[:n_bytes]
         return data
@@ -95,11 +95,11 @@ class RemoteCommand:
         """Wait for the exit code; None after a signal or a broken connection. Raises TimeoutError."""
         deadline = time.monotonic() + wait_s
         while not self._channel.exit_status_ready():
-            self._take_errors()
+            self._read_errors()
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"still running after {wait_s:g} s")
             time.sleep(END_POLL_S)
-        self._take_last_errors()
+        self._read_last_errors()
         code = self._channel.recv_exit_status()
         return None if code < 0 else code
 
@@ -108,10 +108,10 @@ class RemoteCommand:
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             self._channel.close()
 
-    def _more(self, deadline: float) -> bool:
+    def _fill_buffer(self, deadline: float) -> bool:
         """Wait until the buffer has grown; False at the end of output."""
         while True:
-            self._take_errors()
+            self._read_errors()
             try:
                 more = self._channel.recv(LINE_BYTES_MAX)
             except TimeoutError:
@@ -123,17 +123,17 @@ class RemoteCommand:
             self._buffer += more
             return bool(more)
 
-    def _take_last_errors(self) -> None:
+    def _read_last_errors(self) -> None:
         """Read what follows the exit code: RFC 4254, 6.10 allows a server to send it before the last output."""
         deadline = time.monotonic() + ERRORS_S_MAX
-        while time.monotonic() < deadline and self._take_error():
+        while time.monotonic() < deadline and self._read_error_block():
             pass
 
-    def _take_errors(self) -> None:
+    def _read_errors(self) -> None:
         while self._channel.recv_stderr_ready():
-            self._take_error()
+            self._read_error_block()
 
-    def _take_error(self) -> bool:
+    def _read_error_block(self) -> bool:
         """Read the next bytes of standard error; False after its end."""
         try:
             more = self._channel.recv_stderr(ERRORS_BYTES_MAX)

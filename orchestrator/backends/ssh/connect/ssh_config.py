@@ -17,7 +17,7 @@ from pathlib import Path
 from orchestrator.backends.api import LaunchError
 from orchestrator.core.observations import Retryable
 
-ASK_S_MAX = 10.0
+SSH_G_S_MAX = 10.0
 CONNECT_S_MAX = 10.0
 """Limit of a TCP connection, without `ConnectTimeout`."""
 
@@ -74,33 +74,33 @@ def home() -> Path:
     return Path(os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir)
 
 
-def has_own_home() -> bool:
+def overrides_home() -> bool:
     """Return whether HOME differs from the home folder of the user database, which OpenSSH uses."""
     return home() != Path(pwd.getpwuid(os.getuid()).pw_dir)
 
 
-def _resolve(host: str, user: str | None, port: int | None, through: Target | None, depth: int) -> Target:
+def _resolve(host: str, user: str | None, port: int | None, via: Target | None, depth: int) -> Target:
     if depth > JUMPS_MAX:
-        raise _bad(f"ProxyJump leads through more than {JUMPS_MAX} hosts, perhaps in a loop", host)
+        raise _config_error(f"ProxyJump leads through more than {JUMPS_MAX} hosts, perhaps in a loop", host)
     if not host or host.startswith("-") or any(char.isspace() for char in host):
-        raise _bad(f"{host!r} is not a host name", host)
-    options = _options(host, user, port)
+        raise _config_error(f"{host!r} is not a host name", host)
+    options = _read_options(host, user, port)
     target = _target(host, options)
     jumps = options.get("proxyjump", ["none"])[-1]
-    if through is not None:
-        return replace(target, jump=through, proxy_command="")
+    if via is not None:
+        return replace(target, jump=via, proxy_command="")
     if jumps.lower() == "none":
         return target
-    return replace(target, jump=_chain(jumps, host, depth), proxy_command="")
+    return replace(target, jump=_resolve_jumps(jumps, host, depth), proxy_command="")
 
 
-def _chain(jumps: str, host: str, depth: int) -> Target:
+def _resolve_jumps(jumps: str, host: str, depth: int) -> Target:
     """Return the last bastion of `user@first:port,second,…`; each is reached through the previous one."""
     last: Target | None = None
     for jump in jumps.split(","):
         match = _JUMP.match(jump.strip())
         if match is None:
-            raise _bad(f"ProxyJump {jump!r} is not [user@]host[:port]", host)
+            raise _config_error(f"ProxyJump {jump!r} is not [user@]host[:port]", host)
         port = int(match["port"]) if match["port"] else None
         last = _resolve(match["host"].strip("[]"), match["user"], port, last, depth + 1)
     assert last is not None
@@ -139,33 +139,33 @@ def _target(host: str, options: Options) -> Target:
     )
 
 
-def _options(host: str, user: str | None, port: int | None) -> Options:
+def _read_options(host: str, user: str | None, port: int | None) -> Options:
     """Return what `ssh -G` prints. ssh finds the home folder in the user database, so another HOME is spelled out."""
     argv = ["ssh", "-T", "-G"]
     config = ""
-    if has_own_home():
+    if overrides_home():
         argv += ["-F", "/dev/stdin"]
         config = f'Include "{home() / ".ssh" / "config"}"\nMatch all\nInclude {SYSTEM_CONFIG}\n'
     argv += ["-l", user] if user else []
     argv += ["-p", str(port)] if port else []
     try:
         done = subprocess.run(
-            [*argv, "--", host], input=config.encode(), capture_output=True, timeout=ASK_S_MAX
+            [*argv, "--", host], input=config.encode(), capture_output=True, timeout=SSH_G_S_MAX
         )
     except FileNotFoundError as err:
         what = "there is no ssh client on this machine, which reads ~/.ssh/config"
         raise LaunchError("config", what, "install openssh-client", Retryable.PERMANENT) from err
     except subprocess.TimeoutExpired as err:
-        raise _bad(f"`ssh -G {host}` took longer than {ASK_S_MAX:.0f} s", host) from err
+        raise _config_error(f"`ssh -G {host}` took longer than {SSH_G_S_MAX:.0f} s", host) from err
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise _bad(lines[0] if lines else f"`ssh -G {host}` ended with code {done.returncode}", host)
+        raise _config_error(lines[0] if lines else f"`ssh -G {host}` ended with code {done.returncode}", host)
     options: Options = {}
-    own = str(Path(pwd.getpwuid(os.getuid()).pw_dir) / ".ssh") + "/"
+    ssh_folder = str(Path(pwd.getpwuid(os.getuid()).pw_dir) / ".ssh") + "/"
     for line in done.stdout.decode(errors="replace").splitlines():
         keyword, _, value = line.partition(" ")
-        if has_own_home():
-            value = value.replace(own, f"{home() / '.ssh'}/")
+        if overrides_home():
+            value = value.replace(ssh_folder, f"{home() / '.ssh'}/")
         options.setdefault(keyword.lower(), []).append(value)
     return options
 
@@ -173,16 +173,16 @@ def _options(host: str, user: str | None, port: int | None) -> Options:
 def _expand(value: str, tokens: dict[str, str]) -> str:
     """Fill in `~`, `%h` and its like, and `$NAME` or `${NAME}`."""
     text = _fill_in(value, tokens)
-    own = str(home()) + text[1:] if text == "~" or text.startswith("~/") else os.path.expanduser(text)  # noqa: PTH111
-    return os.path.expandvars(own)
+    path = str(home()) + text[1:] if text == "~" or text.startswith("~/") else os.path.expanduser(text)  # noqa: PTH111
+    return os.path.expandvars(path)
 
 
 def _fill_in(value: str, tokens: dict[str, str]) -> str:
-    own = socket.gethostname()
+    hostname = socket.gethostname()
     values = {**tokens, "%": "%", "d": str(home()), "u": getpass.getuser(), "i": str(os.getuid())}
-    values |= {"l": own, "L": own.partition(".")[0]}
+    values |= {"l": hostname, "L": hostname.partition(".")[0]}
     return re.sub(r"%(.)", lambda match: values.get(match[1], match[0]), value)
 
 
-def _bad(what: str, host: str) -> LaunchError:
+def _config_error(what: str, host: str) -> LaunchError:
     return LaunchError("config", what, f"fix ~/.ssh/config; `ssh -G {host}` checks it", Retryable.PERMANENT)

@@ -15,13 +15,19 @@ import threading
 import time
 from collections.abc import Callable
 
-from orchestrator.backends.api import Copied, Copy, Direction, LaunchError, Wake
+from orchestrator.backends.api import Copy, CopyResult, Direction, LaunchError, Wake
 from orchestrator.backends.ssh.connect.connection import Connection
 from orchestrator.backends.ssh.copy import rsync, sftp
-from orchestrator.backends.ssh.copy.copy_task import Broken, CopyTask, RateLimit, Unfit, fits
+from orchestrator.backends.ssh.copy.copy_task import (
+    ConnectionBroken,
+    CopyTask,
+    RateLimit,
+    UnsupportedTool,
+    is_same_file,
+)
 from orchestrator.core.backoff import Backoff
 from orchestrator.core.checkpoints import disk
-from orchestrator.core.checkpoints.save import Piece
+from orchestrator.core.checkpoints.checkpoint import CheckpointFile
 from orchestrator.core.errors import Cancelled, HostError
 from orchestrator.core.jobdir.durable import sync_folder
 from orchestrator.core.observations import Retryable
@@ -38,11 +44,11 @@ RETRIES = Backoff(first_s=1.0, factor=2.0, max_s=30.0)
 TRIES_MAX = 8
 """A copy from a reachable host is given up after this many broken tries in a row without progress."""
 
-LINE_S_MAX = 3600.0
+UNREACHABLE_S_MAX = 3600.0
 """How long a host may be out of reach before its copies are given up."""
 
 CLOSE_S_MAX = 5.0
-COARSE_NS = 10_000_000
+ROUNDED_NS = 10_000_000
 """Times of one file that differ by no more were rounded by a disk; nothing is written twice so fast."""
 
 SPARE_BYTES = 16 << 20
@@ -65,13 +71,13 @@ class CopyQueue:
         self._has_rsync = has_rsync
         self._wake = wake
         self._limit = RateLimit(copy_mb_s)
-        self._moving = threading.BoundedSemaphore(COPIES_MAX if copy_mb_s is None else 1)
+        self._transfer_slots = threading.BoundedSemaphore(COPIES_MAX if copy_mb_s is None else 1)
         self._changed = threading.Condition()
         self._waiting: list[CopyTask] = []
         self._running: list[CopyTask] = []
-        self._ended: list[Copied] = []
+        self._results: list[CopyResult] = []
         self._threads: list[threading.Thread] = []
-        self._unfit: dict[str, str] = {}  # why rsync does not work with a host, by host
+        self._rsync_faults: dict[str, str] = {}  # why rsync does not work with a host, by host
         self._closing = False
 
     # For the supervisor: nothing here waits
@@ -92,14 +98,14 @@ class CopyQueue:
         with self._changed:
             for task in [*self._waiting, *self._running]:
                 if task.copy.key == key:
-                    task.give_up()
-            self._waiting = [task for task in self._waiting if not task.is_given_up]
-            self._ended = [done for done in self._ended if done.copy.key != key]
+                    task.cancel()
+            self._waiting = [task for task in self._waiting if not task.is_cancelled]
+            self._results = [done for done in self._results if done.copy.key != key]
 
-    def copied(self) -> list[Copied]:
+    def copied(self) -> list[CopyResult]:
         """Return the copies that ended since the last call."""
         with self._changed:
-            copies, self._ended = self._ended, []
+            copies, self._results = self._results, []
             return copies
 
     def progress(self) -> dict[str, int]:
@@ -118,7 +124,7 @@ class CopyQueue:
             self._closing = True
             self._waiting.clear()
             for task in self._running:
-                task.give_up()
+                task.cancel()
             self._changed.notify_all()
         deadline_s = time.monotonic() + CLOSE_S_MAX
         for thread in self._threads:
@@ -136,8 +142,8 @@ class CopyQueue:
                 error = f"{type(err).__name__}: {err}"
             with self._changed:
                 self._running.remove(task)
-                if error is not None and not task.is_given_up and not self._closing:
-                    self._ended.append(Copied(task.copy, error))
+                if error is not None and not task.is_cancelled and not self._closing:
+                    self._results.append(CopyResult(task.copy, error))
                 self._changed.notify_all()
             if error is not None:
                 self._wake()
@@ -163,15 +169,15 @@ class CopyQueue:
         try:
             connection = self._connection(task)
             if connection is None:
-                return self._out_of_reach(task)
-            with self._moving:
-                task.check()
+                return self._wait_for_host(task)
+            with self._transfer_slots:
+                task.raise_if_cancelled()
                 self._copy(task, connection)
-        except (Broken, LaunchError) as err:
+        except (ConnectionBroken, LaunchError) as err:
             if not isinstance(err, LaunchError):
-                return self._again(task, str(err))
-            if err.trouble is not Retryable.PERMANENT:
-                return self._again(task, err.reason)
+                return self._retry_later(task, str(err))
+            if err.retryable is not Retryable.PERMANENT:
+                return self._retry_later(task, err.reason)
             return f"{err.reason}; fix: {err.fix}" if err.fix else err.reason
         except HostError as err:
             return str(err)
@@ -182,23 +188,23 @@ class CopyQueue:
         try:
             connection = self._connection_of(task.copy.node)
         except LaunchError as err:
-            if err.trouble is Retryable.PERMANENT:
+            if err.retryable is Retryable.PERMANENT:
                 raise
             return None
         if connection is None or not connection.is_open:
             return None
-        task.unreached_s = None
+        task.unreachable_since_s = None
         return connection
 
-    def _out_of_reach(self, task: CopyTask) -> str | None:
+    def _wait_for_host(self, task: CopyTask) -> str | None:
         now_s = time.monotonic()
-        task.unreached_s = now_s if task.unreached_s is None else task.unreached_s
-        if now_s - task.unreached_s > LINE_S_MAX:
-            return f"{task.copy.node} was unreachable for {LINE_S_MAX / 60:.0f} min"
+        task.unreachable_since_s = now_s if task.unreachable_since_s is None else task.unreachable_since_s
+        if now_s - task.unreachable_since_s > UNREACHABLE_S_MAX:
+            return f"{task.copy.node} was unreachable for {UNREACHABLE_S_MAX / 60:.0f} min"
         self._put_back(task)
         return None
 
-    def _again(self, task: CopyTask, why: str) -> str | None:
+    def _retry_later(self, task: CopyTask, why: str) -> str | None:
         if task.done_bytes > task.best_bytes:
             task.tries = 0
         task.best_bytes = max(task.best_bytes, task.done_bytes)
@@ -210,7 +216,7 @@ class CopyQueue:
 
     def _put_back(self, task: CopyTask) -> None:
         with self._changed:
-            if not self._closing and not task.is_given_up:
+            if not self._closing and not task.is_cancelled:
                 task.due_s = time.monotonic() + RETRIES.pause_s(max(1, task.tries))
                 self._waiting.insert(0, task)
 
@@ -218,57 +224,57 @@ class CopyQueue:
         """Copy, and verify that the fetched files are the expected ones."""
         copy = task.copy
         if copy.direction is Direction.FETCH:
-            _make_room(copy)
+            _check_space(copy)
         self._move(task, connection)
         if copy.direction is Direction.SEND:
             return
         for entry in copy.expected:
-            _settle(task, entry)
+            _finish_file(task, entry)
         for folder in dict.fromkeys((copy.local_dir / name).parent for name in copy.names):
             sync_folder(folder)
 
     def _move(self, task: CopyTask, connection: Connection) -> None:
         """Move the bytes by rsync where that works, else by SFTP."""
         node, host = task.copy.node, connection.target.host
-        ssh = connection.openssh() if self._may_rsync(node) else None
+        ssh = connection.openssh() if self._can_rsync(node) else None
         if ssh is not None:
             try:
                 rsync.copy(task, ssh, host)
                 if task.copy.direction is Direction.FETCH:
                     rsync.require_unchanged(task, ssh, host)
                 return
-            except Unfit as err:
+            except UnsupportedTool as err:
                 why = str(err)
         sftp.copy(task, connection)
         if ssh is not None:  # SFTP succeeded, so the connection is not at fault
-            self._unfit[node] = why
+            self._rsync_faults[node] = why
 
-    def _may_rsync(self, node: str) -> bool:
-        return node not in self._unfit and shutil.which("rsync") is not None and self._has_rsync(node)
+    def _can_rsync(self, node: str) -> bool:
+        return node not in self._rsync_faults and shutil.which("rsync") is not None and self._has_rsync(node)
 
 
-def _make_room(copy: Copy) -> None:
+def _check_space(copy: Copy) -> None:
     """Make the local folder, and check that the files have room there. Raises HostError."""
     try:
         copy.local_dir.mkdir(parents=True, exist_ok=True)
         free_bytes = shutil.disk_usage(copy.local_dir).free
     except OSError as err:
         raise HostError(f"{copy.local_dir} on this machine: {err.strerror}") from err
-    missing = [entry for entry in copy.expected if not fits(copy.local_dir / entry.name, entry)]
+    missing = [entry for entry in copy.expected if not is_same_file(copy.local_dir / entry.name, entry)]
     needed_bytes = sum(entry.size_bytes for entry in missing) + SPARE_BYTES
     if missing and needed_bytes > free_bytes:
         sizes = f"{needed_bytes / 1e6:.0f} MB are needed, {free_bytes / 1e6:.0f} MB are free"
         raise HostError(f"no space is left for it in {copy.local_dir} on this machine: {sizes}")
 
 
-def _settle(task: CopyTask, entry: Piece) -> None:
+def _finish_file(task: CopyTask, entry: CheckpointFile) -> None:
     """Sync a fetched file, and give it the time that it has on its host. Raises HostError when it is not the expected one."""
     path = task.copy.local_dir / entry.name
     try:
         with path.open("rb") as file:
             os.fsync(file.fileno())
             about = os.fstat(file.fileno())
-        if about.st_size == entry.size_bytes and not _differs(about.st_mtime_ns, entry.mtime_ns):
+        if about.st_size == entry.size_bytes and not _has_other_time(about.st_mtime_ns, entry.mtime_ns):
             os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
             return
     except FileNotFoundError as err:
@@ -278,6 +284,6 @@ def _settle(task: CopyTask, entry: Piece) -> None:
     raise HostError(f"{entry.name} was written again on {task.copy.node} before it was copied")
 
 
-def _differs(mtime_ns: int, expected_ns: int) -> bool:
+def _has_other_time(mtime_ns: int, expected_ns: int) -> bool:
     """Return whether a file came with another time than that of its piece, as far as tools and disks keep fractions."""
-    return not disk.is_same_time(mtime_ns, expected_ns) and abs(mtime_ns - expected_ns) > COARSE_NS
+    return not disk.is_same_time(mtime_ns, expected_ns) and abs(mtime_ns - expected_ns) > ROUNDED_NS

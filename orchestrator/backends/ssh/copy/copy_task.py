@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from orchestrator.backends.api import Copy, Direction
-from orchestrator.core.checkpoints.save import Piece
+from orchestrator.core.checkpoints.checkpoint import CheckpointFile
 from orchestrator.core.errors import Cancelled, HostError
 
 STALL_S_MAX = 60.0
 """A copy without a byte of progress for this long is broken off, and begun again over a connection that works."""
 
 
-class Broken(Exception):
+class ConnectionBroken(Exception):
     """The connection broke or is silent: the copy is to be tried again."""
 
 
-class Unfit(Exception):
+class UnsupportedTool(Exception):
     """The files cannot be copied by this tool, but perhaps by another."""
 
 
@@ -52,10 +52,10 @@ class CopyTask:
         # Of its tries, for the queue
         self.due_s = time.monotonic()
         self.tries = self.best_bytes = 0
-        self.unreached_s: float | None = None  # since when there is no connection
-        self.sent: list[str] = []  # files that are whole on the host
+        self.unreachable_since_s: float | None = None  # since when there is no connection
+        self.sent_files: list[str] = []  # files that are whole on the host
         self._damaged: list[str] = []  # files that came damaged once already
-        self._given_up = threading.Event()
+        self._cancelled = threading.Event()
         self._lock = threading.Lock()
         self._abort: Callable[[], object] | None = None
 
@@ -64,48 +64,48 @@ class CopyTask:
         return self.copy.node, self.copy.direction
 
     @property
-    def is_given_up(self) -> bool:
-        return self._given_up.is_set()
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """End the copy at once, whatever it waits for."""
-        self._given_up.set()
+        self._cancelled.set()
         with self._lock:
             if self._abort is not None:
                 self._abort()
 
-    def check(self) -> None:
+    def raise_if_cancelled(self) -> None:
         """Raise Cancelled when the copy is no longer wanted."""
-        if self._given_up.is_set():
+        if self._cancelled.is_set():
             raise Cancelled
 
     @contextlib.contextmanager
-    def ended_by(self, abort: Callable[[], object]) -> Iterator[None]:
+    def abort_with(self, abort: Callable[[], object]) -> Iterator[None]:
         """Call `abort` if the copy is given up within the block."""
         with self._lock:
-            before, self._abort = self._abort, abort
+            previous, self._abort = self._abort, abort
         try:
-            self.check()
+            self.raise_if_cancelled()
             yield
         finally:
             with self._lock:
-                self._abort = before
+                self._abort = previous
 
     def advance(self, more_bytes: int) -> None:
         """Add copied bytes to the progress, and wait as long as the rate limit requires. Raises Cancelled."""
         self.done_bytes += more_bytes
-        self._given_up.wait(self.limit.pause_s(more_bytes))
-        self.check()
+        self._cancelled.wait(self.limit.pause_s(more_bytes))
+        self.raise_if_cancelled()
 
-    def damaged(self, name: str) -> Exception:
+    def damage_error(self, name: str) -> Exception:
         """Return what it means that a file came with other bytes than it has on its host: once more, or never."""
         if name in self._damaged:
             return HostError(f"{name} arrived damaged from {self.copy.node} twice")
         self._damaged.append(name)
-        return Broken(f"{name} was damaged in transit")
+        return ConnectionBroken(f"{name} was damaged in transit")
 
 
-def fits(path: Path, entry: Piece) -> bool:
+def is_same_file(path: Path, entry: CheckpointFile) -> bool:
     """Tell, from its size and its time to the nanosecond, whether a file is that piece, and need not be copied."""
     try:
         stat = path.stat()

@@ -17,7 +17,7 @@ import time
 from typing import IO
 
 from orchestrator.backends.api import Direction
-from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, Broken, CopyTask, Unfit
+from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, ConnectionBroken, CopyTask, UnsupportedTool
 from orchestrator.core.errors import HostError
 
 OUTPUT_BYTES_MAX = 16_384
@@ -32,15 +32,15 @@ _NO_FILE = re.compile(
     rb"(?:link_stat|readlink_stat|send_files failed to open|opendir|change_dir)[^\n]*No such file|has vanished"
 )
 _DONE = re.compile(rb"(\d+)\s+\d+%")
-_LINE_CODES = (10, 12, 30, 35)
+_CONNECTION_CODES = (10, 12, 30, 35)
 """Exit codes of a broken connection: socket I/O, protocol data stream, time-outs (`man rsync`)."""
 
 
 def copy(task: CopyTask, ssh: tuple[str, ...], host: str) -> None:
     """Copy by rsync; an earlier try may have left parts of files. Raises Unfit, Broken, HostError, Cancelled."""
     task.done_bytes = 0
-    copied = ["--info=progress2", "--no-human-readable", *([] if task.tries else ["--whole-file"])]
-    _run(task, _argv(task, ssh, host, copied))
+    progress_options = ["--info=progress2", "--no-human-readable", *([] if task.tries else ["--whole-file"])]
+    _run(task, _argv(task, ssh, host, progress_options))
 
 
 def require_unchanged(task: CopyTask, ssh: tuple[str, ...], host: str) -> None:
@@ -70,24 +70,24 @@ def _run(task: CopyTask, argv: list[str]) -> bytes:
                 start_new_session=True,
             )
         except OSError as err:
-            raise Unfit(f"rsync cannot be started: {err.strerror}") from err
+            raise UnsupportedTool(f"rsync cannot be started: {err.strerror}") from err
     assert process.stdout is not None
     with process.stdout as out:
         try:
-            with task.ended_by(lambda: _end(process, signal.SIGTERM)):
-                output = _watch(out, task)
+            with task.abort_with(lambda: _end(process, signal.SIGTERM)):
+                output = _follow_progress(out, task)
                 code = process.wait(END_S_MAX)
         except subprocess.TimeoutExpired as err:
-            raise Broken("rsync did not end") from err
+            raise ConnectionBroken("rsync did not end") from err
         finally:
             _finish(process)
-    task.check()
+    task.raise_if_cancelled()
     if code != 0:
-        raise _error(code, output, task)
+        raise _copy_error(code, output, task)
     return output
 
 
-def _argv(task: CopyTask, ssh: tuple[str, ...], host: str, more: list[str]) -> list[str]:
+def _argv(task: CopyTask, ssh: tuple[str, ...], host: str, options: list[str]) -> list[str]:
     """Return rsync's argv. The first try sends whole files, since checkpoints have nothing in common; later ones resume.
 
     A file that is there already may be of the same second with other bytes, so fractions count
@@ -98,16 +98,16 @@ def _argv(task: CopyTask, ssh: tuple[str, ...], host: str, more: list[str]) -> l
     argv = ["rsync", "-LRtOs0", "--no-implied-dirs", "--files-from=-"]
     # Not on a host, where it might pass for a part of a checkpoint.
     argv += [f"--partial-dir={PARTIAL}"] if fetches else ["--modify-window=-1"]
-    argv += [f"--timeout={STALL_S_MAX:.0f}", *more]
+    argv += [f"--timeout={STALL_S_MAX:.0f}", *options]
     if task.limit.bytes_per_s is not None:
         argv.append(f"--bwlimit={max(1, int(task.limit.bytes_per_s / 1024))}")
     name = f"[{host}]" if ":" in host else host
     remote, local = f"{name}:{copy.remote_dir}/", f"{copy.local_dir}/"
-    argv += ["-e", " ".join(map(_quoted, ssh)), "--"]
+    argv += ["-e", " ".join(map(_quote_word, ssh)), "--"]
     return argv + ([remote, local] if fetches else [local, remote])
 
 
-def _quoted(word: str) -> str:
+def _quote_word(word: str) -> str:
     """Quote a word of `-e` as rsync reads it: a quote within is doubled, and a backslash has no meaning."""
     return "'" + word.replace("'", "''") + "'"
 
@@ -117,7 +117,7 @@ def _environment() -> dict[str, str]:
     return {**kept, "LC_ALL": "C"}
 
 
-def _watch(out: IO[bytes], task: CopyTask) -> bytes:
+def _follow_progress(out: IO[bytes], task: CopyTask) -> bytes:
     """Follow the progress until rsync closes its output; return the end of that output. Raises Broken."""
     output, moved_s = b"", time.monotonic()
     while True:
@@ -130,7 +130,7 @@ def _watch(out: IO[bytes], task: CopyTask) -> bytes:
         if done and int(done[-1]) > task.done_bytes:
             task.done_bytes, moved_s = int(done[-1]), time.monotonic()
         if time.monotonic() - moved_s > STALL_S_MAX:
-            raise Broken(f"no byte was copied for {STALL_S_MAX:.0f} s")
+            raise ConnectionBroken(f"no byte was copied for {STALL_S_MAX:.0f} s")
 
 
 def _finish(process: subprocess.Popen[bytes]) -> None:
@@ -152,7 +152,7 @@ def _end(process: subprocess.Popen[bytes], signum: int) -> None:
             os.killpg(process.pid, signum)
 
 
-def _error(code: int, output: bytes, task: CopyTask) -> Exception:
+def _copy_error(code: int, output: bytes, task: CopyTask) -> Exception:
     copy = task.copy
     fetches = copy.direction is Direction.FETCH
     lines = [
@@ -165,6 +165,6 @@ def _error(code: int, output: bytes, task: CopyTask) -> Exception:
     if _NO_FILE.search(output):
         where = f"on {copy.node}" if fetches else "on this machine"
         return HostError(f"it was deleted {where} before it was copied ({last})")
-    if code in _LINE_CODES:
-        return Broken(f"the connection broke ({last})")
-    return Unfit(f"rsync ended with code {code} ({last})")
+    if code in _CONNECTION_CODES:
+        return ConnectionBroken(f"the connection broke ({last})")
+    return UnsupportedTool(f"rsync ended with code {code} ({last})")

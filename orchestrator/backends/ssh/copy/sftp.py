@@ -21,11 +21,11 @@ import paramiko
 
 from orchestrator.backends.api import Direction
 from orchestrator.backends.ssh.connect.connection import Connection, RemoteCommand
-from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, Broken, CopyTask, fits
+from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, ConnectionBroken, CopyTask, is_same_file
 from orchestrator.core.checkpoints import disk
-from orchestrator.core.checkpoints.save import Piece
+from orchestrator.core.checkpoints.checkpoint import CheckpointFile
 from orchestrator.core.errors import HostError
-from orchestrator.core.jobdir.durable import installed
+from orchestrator.core.jobdir.durable import atomic_replacement
 
 REQUEST_BYTES = 32_768
 """What any server takes, and gives, at once."""
@@ -40,8 +40,8 @@ _TAIL = """/bin/sh -c 'read -r n; IFS= read -r p; echo {mark}; exec tail -c "+$n
 def copy(task: CopyTask, connection: Connection) -> None:
     """Copy file by file. Raises Broken, HostError, Cancelled, LaunchError."""
     task.done_bytes = 0
-    with contextlib.closing(connection.sftp()) as client, task.ended_by(client.close):
-        session = Session(task, connection, client)
+    with contextlib.closing(connection.sftp()) as client, task.abort_with(client.close):
+        session = SftpCopy(task, connection, client)
         for name in task.copy.names:
             try:
                 if task.copy.direction is Direction.FETCH:
@@ -49,12 +49,12 @@ def copy(task: CopyTask, connection: Connection) -> None:
                 else:
                     _send(session, name)
             except (EOFError, OSError, paramiko.SSHException) as err:
-                task.check()
-                raise _refused(err, session, name) from err
+                task.raise_if_cancelled()
+                raise _copy_error(err, session, name) from err
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class SftpCopy:
     """A copy, and the connection and SFTP client by which it is made."""
 
     task: CopyTask
@@ -70,44 +70,44 @@ class Session:
         the connection breaks."""
         task, copy = self.task, self.task.copy
         expected = next((entry for entry in copy.expected if entry.name == name), None)
-        if expected is not None and fits(target, expected):
+        if expected is not None and is_same_file(target, expected):
             task.done_bytes += expected.size_bytes
             return
-        about = self._about(name)
+        about = self._stat(name)
         if expected is not None and not (
             about.size_bytes == expected.size_bytes and disk.is_same_time(about.mtime_ns, expected.mtime_ns)
         ):
             raise HostError(f"{name} was written again on {copy.node} before it was copied")
-        with _local(target.parent):
+        with _local_errors(target.parent):
             target.parent.mkdir(parents=True, exist_ok=True)
-        with installed(target, durable=False) as part:
+        with atomic_replacement(target, durable=False) as part:
             digest = self.append(name, part, about.size_bytes)
             if expected is not None and expected.sha256 != digest:
-                if self._about(name) != about:
+                if self._stat(name) != about:
                     raise HostError(f"{name} was written again on {copy.node} before it was copied")
                 if expected.sha256:
-                    raise task.damaged(name)
+                    raise task.damage_error(name)
             mtime_ns = about.mtime_ns if expected is None else expected.mtime_ns
             os.utime(part, ns=(mtime_ns, mtime_ns))
 
-    def _about(self, name: str) -> Piece:
+    def _stat(self, name: str) -> CheckpointFile:
         """Return the size of a file of a host, and its time in whole seconds."""
         about = self.sftp.stat(os.fsencode(self.path(name)))
-        return Piece(name, about.st_size or 0, int(about.st_mtime or 0) * 10**9)
+        return CheckpointFile(name, about.st_size or 0, int(about.st_mtime or 0) * 10**9)
 
     def append(self, name: str, target: Path, size_bytes: int) -> str:
         """Append to a file what it lacks of that on the host, up to a size, and return the sha256 of what came. Raises as `fetch` does."""
         path = self.path(name)
-        with _local(target.parent):
+        with _local_errors(target.parent):
             file = target.open("ab")
         with file, self.sftp.open(os.fsencode(path), "rb") as source:  # fails when it may not be read
             begin = file.tell()
             if size_bytes - begin <= REQUEST_BYTES:
                 source.seek(begin)
                 return _write(self.task, file, blocks(source.read, size_bytes - begin))
-            with contextlib.closing(tail(self.connection, path, begin)) as remote:
+            with contextlib.closing(open_tail(self.connection, path, begin)) as remote:
                 read = functools.partial(remote.read, wait_s=STALL_S_MAX)
-                with self.task.ended_by(remote.close):
+                with self.task.abort_with(remote.close):
                     return _write(self.task, file, blocks(read, size_bytes - begin))
 
 
@@ -115,13 +115,13 @@ def _write(task: CopyTask, file: IO[bytes], blocks: Iterable[bytes]) -> str:
     digest = hashlib.sha256()
     for block in blocks:
         digest.update(block)
-        with _local(Path(file.name).parent):
+        with _local_errors(Path(file.name).parent):
             file.write(block)
         task.advance(len(block))
     return digest.hexdigest()
 
 
-def tail(connection: Connection, path: str, begin: int) -> RemoteCommand:
+def open_tail(connection: Connection, path: str, begin: int) -> RemoteCommand:
     """Begin to read a file of a host at a byte. Raises LaunchError, OSError.
 
     Uses `tail`: SFTP waits for each request before the next, unless a thread of paramiko's reads ahead, which ends with
@@ -142,43 +142,45 @@ def blocks(read: Callable[[int], bytes], size_bytes: int) -> Iterator[bytes]:
     while received_bytes < size_bytes:
         block = read(min(READ_BYTES, size_bytes - received_bytes))
         if not block:
-            raise Broken(f"{received_bytes} of {size_bytes} bytes arrived")
+            raise ConnectionBroken(f"{received_bytes} of {size_bytes} bytes arrived")
         received_bytes += len(block)
         yield block
 
 
-def _send(session: Session, name: str) -> None:
+def _send(session: SftpCopy, name: str) -> None:
     """Write a file on a host. SFTP gives times in whole seconds, in which a file can be written twice; so a file that
     another copy brought there does not count as the same."""
     task, sftp = session.task, session.sftp
     path = PurePosixPath(session.path(name))
-    with _local(task.copy.local_dir / name):
+    with _local_errors(task.copy.local_dir / name):
         source = (task.copy.local_dir / name).open("rb")
     with source:
         about, begin_bytes = os.fstat(source.fileno()), task.done_bytes
-        if name in task.sent or (name in task.copy.there and _is_there(sftp, path, about)):
+        if name in task.sent_files or (
+            name in task.copy.written_by_host and _is_unchanged(sftp, path, about)
+        ):
             task.done_bytes += about.st_size
             return
         _make_folders(sftp, path.parent)
-        with _part_of(sftp, path) as part:
+        with _part_file(sftp, path) as part:
             sftp.putfo(
                 source, part, callback=lambda sent, _: task.advance(begin_bytes + sent - task.done_bytes)
             )
             sftp.utime(part, (about.st_mtime, about.st_mtime))
-    task.sent.append(name)
+    task.sent_files.append(name)
 
 
-def _is_there(sftp: paramiko.SFTPClient, path: PurePosixPath, about: os.stat_result) -> bool:
+def _is_unchanged(sftp: paramiko.SFTPClient, path: PurePosixPath, about: os.stat_result) -> bool:
     """Return whether a host has still the file that it has written itself."""
     try:
-        there = sftp.stat(os.fsencode(path))
+        remote = sftp.stat(os.fsencode(path))
     except FileNotFoundError:
         return False
-    return (there.st_size, int(there.st_mtime or 0)) == (about.st_size, int(about.st_mtime))
+    return (remote.st_size, int(remote.st_mtime or 0)) == (about.st_size, int(about.st_mtime))
 
 
 @contextlib.contextmanager
-def _part_of(sftp: paramiko.SFTPClient, path: PurePosixPath) -> Iterator[bytes]:
+def _part_file(sftp: paramiko.SFTPClient, path: PurePosixPath) -> Iterator[bytes]:
     """Yield the path of a part file next to `path`; at the end rename it to `path`, or remove it where that fails."""
     part = os.fsencode(path.with_name(f".orch-{secrets.token_hex(6)}.part"))
     try:
@@ -213,20 +215,20 @@ def _rename(sftp: paramiko.SFTPClient, part: bytes, path: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _local(here: Path) -> Iterator[None]:
+def _local_errors(path: Path) -> Iterator[None]:
     """Turn errors of this machine's disk into HostError: they are not the connection's fault."""
     try:
         yield
     except OSError as err:
-        raise HostError(f"{here} on this machine: {err.strerror}") from err
+        raise HostError(f"{path} on this machine: {err.strerror}") from err
 
 
-def _refused(err: Exception, session: Session, name: str) -> Exception:
+def _copy_error(err: Exception, session: SftpCopy, name: str) -> Exception:
     """Return what a host's refusal means. The protocol reports a full disk as a bare "Failure"."""
     channel, node = session.sftp.get_channel(), session.task.copy.node
     is_broken = not isinstance(err, OSError) or isinstance(err, TimeoutError | ConnectionError)
     if is_broken or channel is None or channel.closed:
-        return Broken(f"the connection broke: {str(err) or type(err).__name__}")
+        return ConnectionBroken(f"the connection broke: {str(err) or type(err).__name__}")
     path = session.path(name)
     if isinstance(err, FileNotFoundError):
         return HostError(f"{path} does not exist on {node}")

@@ -14,13 +14,19 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.api import LaunchError
-from orchestrator.backends.ssh.conversation import Clocks
-from orchestrator.backends.ssh.launch import Code, LaunchedAgent, Launcher, launch_agent, reach
+from orchestrator.backends.ssh.bootstrap_session import Clocks
+from orchestrator.backends.ssh.launch import (
+    CodeArchive,
+    LaunchedAgent,
+    Launcher,
+    launch_agent,
+    redirect_agent,
+)
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import locks
 from orchestrator.core.observations import Retryable
 from orchestrator.core.wire import bootstrap as w
-from orchestrator.core.wire.agent_config import Needs
+from orchestrator.core.wire.agent_config import LeaseNeeds
 from tests.support import fake_host, jobs
 from tests.support.fake_host import FakeHost
 
@@ -32,7 +38,7 @@ OLD_PYTHON = '#!/bin/sh\necho "Python 3.8.10"\n'
 # It lands
 
 
-def test_an_agent_comes_up_with_the_code_and_outlives_the_line(host: FakeHost, code: Code) -> None:
+def test_an_agent_comes_up_with_the_code_and_outlives_the_line(host: FakeHost, code: CodeArchive) -> None:
     launched = launch_agent(host, fake_host.launch(code))
     assert host.processes[0].wait(fake_host.GONE_S_MAX) == 0
     assert (launched.root, launched.ships, launched.was_up) == (str(host.job.root), True, False)
@@ -45,7 +51,7 @@ def test_an_agent_comes_up_with_the_code_and_outlives_the_line(host: FakeHost, c
     assert words[1:] == ["-I", "-S", "-X", "utf8", str(host.job.bundle), "agent", "launched"]
 
 
-def test_only_its_own_folder_is_touched(host: FakeHost, code: Code) -> None:
+def test_only_its_own_folder_is_touched(host: FakeHost, code: CodeArchive) -> None:
     launch_agent(host, fake_host.launch(code))
     assert [str(path.relative_to(host.home)) for path in host.home.rglob("*") if host.job.root not in path.parents] == [
         ".orch", ".orch/jobs", f".orch/jobs/{jobs.ID}",
@@ -56,7 +62,9 @@ def test_only_its_own_folder_is_touched(host: FakeHost, code: Code) -> None:
     }  # fmt: skip
 
 
-def test_no_other_user_can_write_into_the_folder_whatever_the_umask_is(host: FakeHost, code: Code) -> None:
+def test_no_other_user_can_write_into_the_folder_whatever_the_umask_is(
+    host: FakeHost, code: CodeArchive
+) -> None:
     before = os.umask(0)
     try:
         launch_agent(host, fake_host.launch(code))
@@ -70,12 +78,12 @@ def test_no_other_user_can_write_into_the_folder_whatever_the_umask_is(host: Fak
     assert made == [] and (host.job.code / "train.py").exists()
 
 
-def test_a_second_launch_finds_the_agent_alive_and_starts_none(host: FakeHost, code: Code) -> None:
+def test_a_second_launch_finds_the_agent_alive_and_starts_none(host: FakeHost, code: CodeArchive) -> None:
     first, second = launch_agent(host, fake_host.launch(code)), launch_agent(host, fake_host.launch(code))
     assert (second.was_up, second.pid) == (True, first.pid)
 
 
-def test_what_is_there_is_not_sent_again(host: FakeHost, code: Code) -> None:
+def test_what_is_there_is_not_sent_again(host: FakeHost, code: CodeArchive) -> None:
     launch_agent(host, fake_host.launch(code))
     assert _sent_bytes(host) > len(fake_host.BUNDLE) + code.blob.size_bytes
     launch_agent(host, fake_host.launch(code))
@@ -92,7 +100,7 @@ def _sent_bytes(host: FakeHost) -> int:
     return sent_bytes
 
 
-def test_a_bundle_that_was_damaged_on_the_disk_is_replaced(host: FakeHost, code: Code) -> None:
+def test_a_bundle_that_was_damaged_on_the_disk_is_replaced(host: FakeHost, code: CodeArchive) -> None:
     host.job.root.mkdir(parents=True)
     data = bytearray(fake_host.BUNDLE)
     data[1000] ^= 1
@@ -101,7 +109,7 @@ def test_a_bundle_that_was_damaged_on_the_disk_is_replaced(host: FakeHost, code:
     assert fake_host.sha256(host.job.bundle) == fake_host.launcher().blob.sha256
 
 
-def test_parts_of_a_launch_that_was_killed_do_not_matter(host: FakeHost, code: Code) -> None:
+def test_parts_of_a_launch_that_was_killed_do_not_matter(host: FakeHost, code: CodeArchive) -> None:
     (host.job.root / ".code.part" / "junk").mkdir(parents=True)
     (host.job.root / ".code.tar.gz.part").write_bytes(b"half")
     (host.job.root / "code.tar.gz").write_bytes(b"torn")
@@ -109,7 +117,9 @@ def test_parts_of_a_launch_that_was_killed_do_not_matter(host: FakeHost, code: C
     assert sorted(path.name for path in host.job.code.iterdir()) == ["pkg", "train.py"]
 
 
-def test_the_job_s_own_folder_is_known_and_nothing_is_copied_into_it(host: FakeHost, code: Code) -> None:
+def test_the_job_s_own_folder_is_known_and_nothing_is_copied_into_it(
+    host: FakeHost, code: CodeArchive
+) -> None:
     host.job.secrets.mkdir(parents=True)
     (host.job.secrets / "token").write_text(fake_host.config().token)
     host.job.bundle.write_bytes(fake_host.BUNDLE)
@@ -119,13 +129,15 @@ def test_the_job_s_own_folder_is_known_and_nothing_is_copied_into_it(host: FakeH
     assert not (host.job.root / "code.tar.gz").exists() and list(host.job.code.iterdir()) == []
 
 
-def test_a_folder_of_another_job_with_secrets_is_not_taken_for_its_own(host: FakeHost, code: Code) -> None:
+def test_a_folder_of_another_job_with_secrets_is_not_taken_for_its_own(
+    host: FakeHost, code: CodeArchive
+) -> None:
     host.job.secrets.mkdir(parents=True)
     (host.job.secrets / "token").write_text("f" * 64)
     assert launch_agent(host, fake_host.launch(code)).ships
 
 
-def test_two_hosts_with_one_home_land_at_once(host: FakeHost, code: Code) -> None:
+def test_two_hosts_with_one_home_land_at_once(host: FakeHost, code: CodeArchive) -> None:
     launched = _at_once(
         [partial(launch_agent, host, fake_host.launch(code, fake_host.config(f"host-{n}"))) for n in range(3)]
     )
@@ -133,7 +145,7 @@ def test_two_hosts_with_one_home_land_at_once(host: FakeHost, code: Code) -> Non
     assert (host.job.code / "pkg/deep/mod.py").read_bytes() == fake_host.FILES["pkg/deep/mod.py"]
 
 
-def test_two_launches_of_one_node_at_once_leave_one_agent(host: FakeHost, code: Code) -> None:
+def test_two_launches_of_one_node_at_once_leave_one_agent(host: FakeHost, code: CodeArchive) -> None:
     launched = _at_once([lambda: launch_agent(host, fake_host.launch(code))] * 2)
     assert sorted(one.was_up for one in launched) == [False, True]
     alone = next(one for one in launched if not one.was_up)
@@ -157,28 +169,30 @@ def _at_once(deeds: list[Callable[[], LaunchedAgent]]) -> list[LaunchedAgent]:
 @pytest.mark.parametrize(
     "rc", ["echo Welcome to the lab; echo warning >&2", "printf 'no newline at the end'", "echo; echo '{}'"]
 )
-def test_a_noisy_shell_is_listened_through_and_noted(rc: str, host: FakeHost, code: Code) -> None:
+def test_a_noisy_shell_is_listened_through_and_noted(rc: str, host: FakeHost, code: CodeArchive) -> None:
     host.rc = rc
     launched = launch_agent(host, fake_host.launch(code))
     assert "its login shell prints on its own" in launched.notes[0]
 
 
-def test_a_shell_that_ends_before_us_is_named_with_its_words(host: FakeHost, code: Code) -> None:
+def test_a_shell_that_ends_before_us_is_named_with_its_words(host: FakeHost, code: CodeArchive) -> None:
     host.rc = "echo 'This account is closed'; exit 7"
     failure = fake_host.failure(host, code)
-    assert (failure.stage, failure.trouble) == ("shell", Retryable.PERMANENT)
+    assert (failure.stage, failure.retryable) == ("shell", Retryable.PERMANENT)
     assert "code 7" in failure.reason and "This account is closed" in failure.reason
     assert "~/.bashrc" in failure.fix
 
 
-def test_an_old_python_first_in_path_is_passed_over(host: FakeHost, code: Code, tmp_path: Path) -> None:
+def test_an_old_python_first_in_path_is_passed_over(
+    host: FakeHost, code: CodeArchive, tmp_path: Path
+) -> None:
     fake_host.program(tmp_path / "old", "python3", OLD_PYTHON)
     host.env["PATH"] = f"{tmp_path / 'old'}:{os.environ['PATH']}"
     assert launch_agent(host, fake_host.launch(code)).pid
 
 
 def test_the_submitter_s_python_is_the_first_that_is_tried(
-    host: FakeHost, code: Code, tmp_path: Path
+    host: FakeHost, code: CodeArchive, tmp_path: Path
 ) -> None:
     mine = tmp_path / 'it\'s "my" $(python)'
     mine.symlink_to(Path(sys.executable).resolve())
@@ -187,16 +201,16 @@ def test_the_submitter_s_python_is_the_first_that_is_tried(
 
 
 def test_a_host_without_a_fitting_python_says_which_ones_it_has(
-    host: FakeHost, code: Code, tmp_path: Path
+    host: FakeHost, code: CodeArchive, tmp_path: Path
 ) -> None:
     old = fake_host.program(tmp_path / "o \"l' d", "python3", OLD_PYTHON)
     failure = fake_host.failure(host, code, of=_without_pythons(host, tmp_path, old.parent))
-    assert (failure.stage, failure.trouble) == ("python", Retryable.PERMANENT)
+    assert (failure.stage, failure.retryable) == ("python", Retryable.PERMANENT)
     assert f"{old} (Python 3.8.10)" in failure.reason and "3.10" in failure.reason
     assert "install" in failure.fix
 
 
-def test_a_host_with_no_python_at_all_says_so(host: FakeHost, code: Code, tmp_path: Path) -> None:
+def test_a_host_with_no_python_at_all_says_so(host: FakeHost, code: CodeArchive, tmp_path: Path) -> None:
     assert fake_host.failure(host, code, of=_without_pythons(host, tmp_path)).reason == "there is no Python"
 
 
@@ -214,7 +228,7 @@ def _without_pythons(host: FakeHost, folder: Path, *more: Path) -> Launcher:
     )
 
 
-def test_a_clock_that_is_far_off_is_noted(host: FakeHost, code: Code) -> None:
+def test_a_clock_that_is_far_off_is_noted(host: FakeHost, code: CodeArchive) -> None:
     clocks = Clocks(wall=lambda: time.time() - 3600)
     launched = launch_agent(host, fake_host.launch(code), clocks=clocks)
     assert "its clock is 3600 s ahead" in launched.notes
@@ -224,15 +238,15 @@ def test_a_clock_that_is_far_off_is_noted(host: FakeHost, code: Code) -> None:
 
 
 def test_a_host_whose_gpus_are_taken_says_by_whom_and_gives_them_when_they_are_free(
-    host: FakeHost, code: Code, tmp_path: Path
+    host: FakeHost, code: CodeArchive, tmp_path: Path
 ) -> None:
     _gpus(host, tmp_path, 2)
-    both, one = Needs(2, 0, 0), Needs(1, 0, 0)
+    both, one = LeaseNeeds(2, 0, 0), LeaseNeeds(1, 0, 0)
     first = launch_agent(host, fake_host.launch(code, fake_host.config(needs=both)))
     assert first.gpus == ("0", "1")
     other = fake_host.config(needs=one, job="other", root="~/.orch/jobs/other")
     failure = fake_host.failure(host, code, other)
-    assert (failure.stage, failure.trouble) == ("lease", Retryable.BUSY)
+    assert (failure.stage, failure.retryable) == ("lease", Retryable.BUSY)
     assert f"GPUs 0, 1 held by job {jobs.ID}" in failure.reason and f"pid {first.pid}" in failure.reason
     assert launch_agent(host, fake_host.launch(code, fake_host.config(needs=both))).gpus == ("0", "1"), (
         "its own agent is up"
@@ -242,12 +256,12 @@ def test_a_host_whose_gpus_are_taken_says_by_whom_and_gives_them_when_they_are_f
 
 
 def test_a_host_with_too_few_gpus_is_no_use_and_one_without_any_neither(
-    host: FakeHost, code: Code, tmp_path: Path
+    host: FakeHost, code: CodeArchive, tmp_path: Path
 ) -> None:
-    told = fake_host.config(needs=Needs(8, 0, 0))
+    told = fake_host.config(needs=LeaseNeeds(8, 0, 0))
     _gpus(host, tmp_path, 2)
     failure = fake_host.failure(host, code, told)
-    assert (failure.stage, failure.trouble) == ("lease", Retryable.PERMANENT)
+    assert (failure.stage, failure.retryable) == ("lease", Retryable.PERMANENT)
     assert "8 GPUs wanted, the host has 2" in failure.reason
     fake_host.program(
         tmp_path / "gpu", "nvidia-smi", "#!/bin/sh\necho 'NVML: Driver/library version mismatch'; exit 18\n"
@@ -265,7 +279,7 @@ def _gpus(host: FakeHost, folder: Path, count: int) -> None:
 # No half-started job
 
 
-def test_a_keeper_that_dies_at_once_leaves_its_last_words(host: FakeHost, code: Code) -> None:
+def test_a_keeper_that_dies_at_once_leaves_its_last_words(host: FakeHost, code: CodeArchive) -> None:
     (host.job.node("node-0") / "agent.lock").mkdir(parents=True)
     failure = fake_host.failure(host, code)
     assert failure.stage == "agent" and "Is a directory" in failure.reason
@@ -273,7 +287,7 @@ def test_a_keeper_that_dies_at_once_leaves_its_last_words(host: FakeHost, code: 
 
 @pytest.mark.parametrize("words_heard", range(10))
 def test_wherever_the_launching_side_vanishes_no_half_started_job_is_left(
-    words_heard: int, host: FakeHost, code: Code
+    words_heard: int, host: FakeHost, code: CodeArchive
 ) -> None:
     """The line breaks after so many lines: an agent is there only if it was told to go."""
     host.breaks_after = words_heard
@@ -286,7 +300,7 @@ def test_wherever_the_launching_side_vanishes_no_half_started_job_is_left(
     assert host.processes[0].wait(fake_host.GONE_S_MAX) is not None
     host.breaks_after = None
     if went:
-        assert reach(host, fake_host.launcher(), fake_host.config()).alive
+        assert redirect_agent(host, fake_host.launcher(), fake_host.config()).alive
     else:
         fake_host.wait_gone(fake_host.keepers(host.home))
         assert not locks.is_held(host.job.node("node-0") / "agent.lock")

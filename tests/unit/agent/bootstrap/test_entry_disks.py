@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.ssh.launch import Code, launch_agent
+from orchestrator.backends.ssh.launch import CodeArchive, launch_agent
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.observations import Retryable
 from tests.support import fake_host, jobs
@@ -19,11 +19,11 @@ GZIP = b"\x1f\x8b"
 
 
 def test_a_disk_without_room_says_how_much_there_is_and_how_much_is_needed(
-    host: FakeHost, code: Code, tmp_path: Path
+    host: FakeHost, code: CodeArchive, tmp_path: Path
 ) -> None:
     with fake_host.disk(tmp_path / "small", "size=1m") as small:
         failure = fake_host.failure(host, code, fake_host.config(root=f"{small}/jobs/{jobs.ID}"))
-        assert (failure.stage, failure.trouble) == ("folder", Retryable.PERMANENT)
+        assert (failure.stage, failure.retryable) == ("folder", Retryable.PERMANENT)
         assert (
             "1.0 MB free" in failure.reason
             and "MB needed" in failure.reason
@@ -32,16 +32,16 @@ def test_a_disk_without_room_says_how_much_there_is_and_how_much_is_needed(
         assert list(small.iterdir()) == []
 
 
-def test_a_read_only_disk_is_named(host: FakeHost, code: Code, tmp_path: Path) -> None:
+def test_a_read_only_disk_is_named(host: FakeHost, code: CodeArchive, tmp_path: Path) -> None:
     with fake_host.disk(tmp_path / "small", "size=40m,ro") as small:
         failure = fake_host.failure(host, code, fake_host.config(root=f"{small}/jobs/{jobs.ID}"))
         assert failure.stage == "folder" and f"{small}/jobs: read-only file system" in failure.reason
 
 
-def test_a_disk_out_of_inodes_is_named(host: FakeHost, code: Code, tmp_path: Path) -> None:
+def test_a_disk_out_of_inodes_is_named(host: FakeHost, code: CodeArchive, tmp_path: Path) -> None:
     with fake_host.disk(tmp_path / "small", "size=40m,nr_inodes=7") as small:
         failure = fake_host.failure(host, code, fake_host.config(root=f"{small}/jobs/{jobs.ID}"))
-        assert failure.stage == "folder" and failure.trouble is Retryable.PERMANENT
+        assert failure.stage == "folder" and failure.retryable is Retryable.PERMANENT
         assert "no space left on device" in failure.reason or "inodes" in failure.reason
 
 
@@ -58,7 +58,7 @@ def test_a_disk_that_fills_during_the_copy_is_named_and_no_part_of_it_stays(
 
         host.before_send = fill
         failure = fake_host.failure(host, code, fake_host.config(root=f"{small}/jobs/{jobs.ID}"))
-        assert (failure.stage, failure.trouble) == ("copy", Retryable.PERMANENT)
+        assert (failure.stage, failure.retryable) == ("copy", Retryable.PERMANENT)
         assert "no space left on device" in failure.reason and "ssh.remote_dir" in failure.fix
         job = JobDir(small / "jobs" / jobs.ID)
         assert [path.name for path in job.root.iterdir() if "code" in path.name] == []
@@ -67,21 +67,21 @@ def test_a_disk_that_fills_during_the_copy_is_named_and_no_part_of_it_stays(
         assert not launch_agent(host, fake_host.launch(code, fake_host.config(root=str(job.root)))).was_up
 
 
-def test_a_place_where_no_folder_can_be_made_is_named(host: FakeHost, code: Code) -> None:
+def test_a_place_where_no_folder_can_be_made_is_named(host: FakeHost, code: CodeArchive) -> None:
     (host.home / ".orch").write_text("a file")
     failure = fake_host.failure(host, code)
-    assert (failure.stage, failure.trouble) == ("folder", Retryable.PERMANENT)
+    assert (failure.stage, failure.retryable) == ("folder", Retryable.PERMANENT)
     assert str(host.home / ".orch") in failure.reason and "ssh.remote_dir" in failure.fix
 
 
-def test_a_user_that_the_host_does_not_know_is_named(host: FakeHost, code: Code) -> None:
+def test_a_user_that_the_host_does_not_know_is_named(host: FakeHost, code: CodeArchive) -> None:
     failure = fake_host.failure(host, code, fake_host.config(root="~nobody-at-all/.orch/jobs/x"))
     assert failure.stage == "folder" and "~nobody-at-all" in failure.reason
     assert list(host.home.iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="acting as another user needs root")
-def test_a_folder_that_the_user_may_not_write_is_named(host: FakeHost, code: Code) -> None:
+def test_a_folder_that_the_user_may_not_write_is_named(host: FakeHost, code: CodeArchive) -> None:
     host.env["PATH"], host.user = "/usr/bin:/bin", "nobody"
     closed = [(folder, folder.stat().st_mode) for folder in (host.home, *host.home.parents[:-2])]
     try:
@@ -91,7 +91,7 @@ def test_a_folder_that_the_user_may_not_write_is_named(host: FakeHost, code: Cod
     finally:
         for folder, mode in closed:
             folder.chmod(mode)
-    assert (failure.stage, failure.trouble) == ("folder", Retryable.PERMANENT)
+    assert (failure.stage, failure.retryable) == ("folder", Retryable.PERMANENT)
     assert (
         f"{host.home}/.orch: permission denied" in failure.reason and "let nobody write there" in failure.fix
     )
@@ -100,14 +100,14 @@ def test_a_folder_that_the_user_may_not_write_is_named(host: FakeHost, code: Cod
 # What is damaged on the way
 
 
-def test_a_bundle_that_is_damaged_on_the_way_is_not_run(host: FakeHost, code: Code) -> None:
+def test_a_bundle_that_is_damaged_on_the_way_is_not_run(host: FakeHost, code: CodeArchive) -> None:
     host.damages = fake_host.BUNDLE[:4]
     failure = fake_host.failure(host, code)
-    assert (failure.stage, failure.trouble) == ("copy", Retryable.TRANSIENT) and "bundle" in failure.reason
+    assert (failure.stage, failure.retryable) == ("copy", Retryable.TRANSIENT) and "bundle" in failure.reason
     assert list(host.home.iterdir()) == []
 
 
-def test_code_that_is_damaged_on_the_way_is_not_unpacked(host: FakeHost, code: Code) -> None:
+def test_code_that_is_damaged_on_the_way_is_not_unpacked(host: FakeHost, code: CodeArchive) -> None:
     host.damages = GZIP
     failure = fake_host.failure(host, code)
     assert failure.stage == "copy" and "code archive" in failure.reason

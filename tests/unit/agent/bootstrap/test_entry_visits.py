@@ -12,7 +12,14 @@ import pytest
 
 from orchestrator.agent.bootstrap import job_folder
 from orchestrator.backends.api import LaunchError
-from orchestrator.backends.ssh.launch import Code, clean_up, launch_agent, reach, survey, visiting
+from orchestrator.backends.ssh.launch import (
+    CodeArchive,
+    clean_up,
+    launch_agent,
+    open_host_session,
+    redirect_agent,
+    survey,
+)
 from orchestrator.core.host import process_tags, procfs
 from orchestrator.core.host_facts import HostFacts, Link
 from orchestrator.core.jobdir.layout import JobDir
@@ -23,21 +30,23 @@ from tests.support.fake_host import FakeHost
 pytestmark = pytest.mark.slow
 
 
-def test_an_agent_is_told_its_new_address_and_is_found_alive_or_dead(host: FakeHost, code: Code) -> None:
+def test_an_agent_is_told_its_new_address_and_is_found_alive_or_dead(
+    host: FakeHost, code: CodeArchive
+) -> None:
     launch_agent(host, fake_host.launch(code))
     endpoint = host.job.node("node-0") / "endpoint"
     assert endpoint.read_text() == "127.0.0.1:9\n"
-    seen = reach(host, fake_host.launcher(), fake_host.config(address="127.0.0.1:7"))
+    seen = redirect_agent(host, fake_host.launcher(), fake_host.config(address="127.0.0.1:7"))
     assert seen.alive and seen.boot_id == procfs.boot_id() and endpoint.read_text() == "127.0.0.1:7\n"
     log = host.job.node("node-0") / "agent.log"
     fake_host.wait_for(lambda: "Connect call failed" in log.read_text(), "the agent's first call")
     fake_host.end_all(host.home)
-    seen = reach(host, fake_host.launcher(), fake_host.config())
-    assert not seen.alive and "Connect call failed" in seen.words
+    seen = redirect_agent(host, fake_host.launcher(), fake_host.config())
+    assert not seen.alive and "Connect call failed" in seen.last_line
 
 
 def test_reaching_a_host_without_the_job_makes_nothing_there(host: FakeHost) -> None:
-    assert not reach(host, fake_host.launcher(), fake_host.config()).alive
+    assert not redirect_agent(host, fake_host.launcher(), fake_host.config()).alive
     assert list(host.home.iterdir()) == []
 
 
@@ -54,21 +63,21 @@ def test_a_visit_answers_steps_until_it_ends_and_leaves_nothing(host: FakeHost, 
     answer = '{"python": "3.11.7", "torch": "9.9.9", "missing": [{"module": "m", "file": "t.py", "line": 3}]}'
     python = fake_host.program(tmp_path, "py", f"#!/bin/sh\ncat >/dev/null; echo noise; echo '{answer}'\n")
     broken = fake_host.program(tmp_path, "no", "#!/bin/sh\necho 'libpython is missing' >&2; exit 1\n")
-    with visiting(host, fake_host.launcher(), "~/x/jobs/y", (str(python),)) as visit:
+    with open_host_session(host, fake_host.launcher(), "~/x/jobs/y", (str(python),)) as visit:
         assert visit.survey.host.program == str(python)
         assert abs(visit.survey.clock_s) <= visit.survey.clock_error_s + 0.1
         for program, torch, fault in ((str(python), "9.9.9", ""), (str(broken), "", "libpython is missing")):
             step = w.GatherFacts(program, {}, (), (), ("~/x",), (), False)
-            facts = visit.ask(step, HostFacts, 30)
+            facts = visit.run_step(step, HostFacts, 30)
             assert facts.program is not None
             assert (facts.program.torch, facts.program.fault) == (torch, fault)
             assert facts.folders[0].path == str(host.home / "x") and not facts.folders[0].fault
-        opened = visit.ask(w.OpenPorts("t", None), w.PortsOpened, 10)
+        opened = visit.run_step(w.OpenPorts("t", None), w.PortsOpened, 10)
         step2 = w.MeasurePeer(("127.0.0.1",), opened.ports, "t", 0.05)
-        link = visit.ask(step2, Link, 10)
+        link = visit.run_step(step2, Link, 10)
         assert (link.address, link.faults) == ("127.0.0.1", ("", "")) and link.bytes_per_s > 0
         other = w.MeasurePeer(("127.0.0.1",), opened.ports, "another token", 0.05)
-        assert visit.ask(other, Link, 10).faults[0].endswith("another machine answered")
+        assert visit.run_step(other, Link, 10).faults[0].endswith("another machine answered")
     assert list(host.home.iterdir()) == []
 
 
@@ -78,7 +87,7 @@ def test_a_survey_names_a_folder_that_cannot_be_made(host: FakeHost) -> None:
     assert "not a directory" in looked.fault and "ssh.remote_dir" in looked.fix
 
 
-def test_sweeping_ends_what_runs_and_removes_the_folder(host: FakeHost, code: Code) -> None:
+def test_sweeping_ends_what_runs_and_removes_the_folder(host: FakeHost, code: CodeArchive) -> None:
     launched = launch_agent(host, fake_host.launch(code))
     swept = clean_up(host, fake_host.launcher(), fake_host.config().root, jobs.ID)
     assert swept == w.CleanedUp("")
@@ -87,10 +96,10 @@ def test_sweeping_ends_what_runs_and_removes_the_folder(host: FakeHost, code: Co
     assert clean_up(host, fake_host.launcher(), fake_host.config().root, jobs.ID) == w.CleanedUp("")
 
 
-def test_sweeping_kills_what_an_agent_left(host: FakeHost, code: Code) -> None:
+def test_sweeping_kills_what_an_agent_left(host: FakeHost, code: CodeArchive) -> None:
     host.job.node("node-0").mkdir(parents=True)
     orphan = subprocess.Popen(
-        ["sleep", "600"], env={process_tags.NAME: process_tags.of(host.job.root, "node-0")}
+        ["sleep", "600"], env={process_tags.NAME: process_tags.make_tag(host.job.root, "node-0")}
     )
     clean_up(host, fake_host.launcher(), fake_host.config().root, jobs.ID)
     assert orphan.wait(fake_host.GONE_S_MAX) == -9
@@ -98,7 +107,7 @@ def test_sweeping_kills_what_an_agent_left(host: FakeHost, code: Code) -> None:
 
 def test_sweeping_keeps_the_folder_that_the_job_was_submitted_from(host: FakeHost) -> None:
     host.job.secrets.mkdir(parents=True)
-    assert not clean_up(host, fake_host.launcher(), fake_host.config().root, jobs.ID).kept
+    assert not clean_up(host, fake_host.launcher(), fake_host.config().root, jobs.ID).kept_reason
     assert host.job.secrets.is_dir()
 
 
@@ -110,7 +119,9 @@ def test_sweeping_keeps_a_folder_where_an_agent_of_another_host_lives(host: Fake
     )
     with (node / "agent.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "other-host" in clean_up(host, fake_host.launcher(), fake_host.config().root, jobs.ID).kept
+        assert (
+            "other-host" in clean_up(host, fake_host.launcher(), fake_host.config().root, jobs.ID).kept_reason
+        )
     assert node.is_dir()
 
 
@@ -123,6 +134,6 @@ def test_sweeping_refuses_a_folder_that_is_not_the_job_s(host: FakeHost) -> None
 
 def test_the_folder_is_absolute_wherever_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    assert job_folder.resolved("~/.orch/jobs/x") == JobDir(Path("/home/me/.orch/jobs/x"))
-    assert job_folder.resolved("scratch/jobs/x") == JobDir(Path("/home/me/scratch/jobs/x"))
-    assert job_folder.resolved("/big/jobs/x") == JobDir(Path("/big/jobs/x"))
+    assert job_folder.resolve("~/.orch/jobs/x") == JobDir(Path("/home/me/.orch/jobs/x"))
+    assert job_folder.resolve("scratch/jobs/x") == JobDir(Path("/home/me/scratch/jobs/x"))
+    assert job_folder.resolve("/big/jobs/x") == JobDir(Path("/big/jobs/x"))

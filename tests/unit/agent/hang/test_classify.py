@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.hang.stack_frames import is_in_users_code
+from orchestrator.agent.hang.stack_frames import runs_users_code
 from orchestrator.core.observations import Activity
-from orchestrator.core.shown import Frame
+from orchestrator.core.status_types import Frame
 from tests.support.watch import SAY_READY, watching
 
 GO = SAY_READY.replace("\n", "; ").removesuffix("; ") + "\n"
@@ -131,5 +131,5 @@ def test_eight_ranks_are_inspected_together(tmp_path: Path) -> None:
 def test_of_a_loaders_workers_the_one_in_the_users_code_is_named() -> None:
     loop = Frame("/site-packages/torch/utils/data/_utils/worker.py", 9, "_worker_loop")
     main, item = Frame("/home/ada/train.py", 5, "main"), Frame("/home/ada/data.py", 7, "__getitem__")
-    assert not is_in_users_code((Frame("/usr/lib/python3.11/queue.py", 3, "get"), loop, main))
-    assert is_in_users_code((Frame("/usr/lib/python3.11/socket.py", 3, "recv"), item, loop, main))
+    assert not runs_users_code((Frame("/usr/lib/python3.11/queue.py", 3, "get"), loop, main))
+    assert runs_users_code((Frame("/usr/lib/python3.11/socket.py", 3, "recv"), item, loop, main))

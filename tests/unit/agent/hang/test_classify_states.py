@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.hang import classify, kernel_wait, sample
-from orchestrator.agent.ranks.stack_dump import Thread
+from orchestrator.agent.ranks.stack_dump import ThreadStack
 from orchestrator.core.observations import Activity
-from orchestrator.core.shown import Frame
+from orchestrator.core.status_types import Frame
 from tests.support.local import wait_until
 from tests.support.watch import SAY_READY, stood, watching
 
@@ -305,15 +305,19 @@ def test_threads_that_an_inspection_makes_itself_are_no_movement() -> None:
     """While C code keeps Python's lock, each request to torch's worker server leaves a thread that waits for it."""
     frames = (Frame("/home/ada/train.py", 6, "<module>"),)
     use = sample.ResourceUse(1.0, 0.0, 0.0, {}, 0, {})
-    main, wait = Thread(1, "", False, frames), kernel_wait.NO_WAIT
+    main, wait = ThreadStack(1, "", False, frames), kernel_wait.NO_WAIT
 
-    def look(*others: Thread) -> sample.RankSample:
+    def look(*others: ThreadStack) -> sample.HangSample:
         sides = tuple(sample.SideThread(0, thread, wait, "") for thread in others)
-        return sample.RankSample(
+        return sample.HangSample(
             0, 9, 9, "R", main, sides, True, "", "", "", wait, (), False, False, use, use, ()
         )
 
-    first, asking, beside = look(), look(Thread(2, "", False, ())), look(Thread(3, "", False, frames))
+    first, asking, beside = (
+        look(),
+        look(ThreadStack(2, "", False, ())),
+        look(ThreadStack(3, "", False, frames)),
+    )
     previous = classify.classify(first, classify.SampleContext(), None)[1]
     for now, activity in ((asking, Activity.BLOCKED), (beside, Activity.PROGRESSING)):
         assert classify.classify(now, classify.SampleContext(), previous)[0].activity is activity

@@ -59,12 +59,12 @@ USERS = """pid, gpu_uuid, used_gpu_memory [MiB]
 
 
 def test_the_use_of_gpus_is_told_by_process() -> None:
-    failed = gpu_use.parsed("NVIDIA-SMI has failed\n", "No devices were found\n\n")
+    failed = gpu_use.parse_tables("NVIDIA-SMI has failed\n", "No devices were found\n\n")
     assert not failed.devices and not failed.processes
-    known = gpu_use.parsed(USE, USERS)
-    assert [known.share(pid) for pid in (71, 72, 73)] == [(0.97, ""), (0.0, ""), (0.97, "")]
-    assert known.share(74) == (None, "nvidia-smi does not say which GPU the process uses")
-    assert gpu_use.NOTHING.share(71) == (
+    known = gpu_use.parse_tables(USE, USERS)
+    assert [known.process_share(pid) for pid in (71, 72, 73)] == [(0.97, ""), (0.0, ""), (0.97, "")]
+    assert known.process_share(74) == (None, "nvidia-smi does not say which GPU the process uses")
+    assert gpu_use.NO_USE.process_share(71) == (
         None,
         "nvidia-smi is not installed, so GPU use is not known",
     )

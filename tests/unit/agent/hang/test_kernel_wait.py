@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.agent.hang import kernel_wait, sample
 from orchestrator.agent.hang.kernel_wait import Wait
-from orchestrator.core.shown import Frame
+from orchestrator.core.status_types import Frame
 from tests.support.unprivileged import unprivileged
 
 SEEN_S_MAX = 60.0
@@ -40,7 +40,7 @@ def running(code: str, folder: Path | None = None, *args: str) -> Iterator[int]:
 def until(pid: int, seen: Callable[[Wait], bool]) -> Wait:
     """Look until the main thread waits so."""
     deadline_s = time.monotonic() + SEEN_S_MAX
-    while not seen(found := kernel_wait.wait_of(pid, pid)):
+    while not seen(found := kernel_wait.read_wait(pid, pid)):
         assert time.monotonic() < deadline_s, found
         time.sleep(0.02)
     return found
@@ -55,9 +55,9 @@ def until(pid: int, seen: Callable[[Wait], bool]) -> Wait:
 )
 def test_a_sleep_is_told_from_other_waits(code: str, calls: tuple[str, ...]) -> None:
     with running(code) as pid:
-        found = until(pid, lambda wait: wait.asleep)
+        found = until(pid, lambda wait: wait.is_sleeping)
         assert found.call in calls
-        assert not found.for_ever
+        assert not found.is_unlimited
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ def test_a_sleep_is_told_from_other_waits(code: str, calls: tuple[str, ...]) -> 
 def test_a_wait_with_a_limit_is_no_sleep_and_says_that_it_ends(code: str, calls: tuple[str, ...]) -> None:
     with running(code) as pid:
         found = until(pid, lambda wait: wait.call in calls and wait.limit_s is not None)
-        assert not found.asleep
+        assert not found.is_sleeping
         assert found.limit_s in ((50.0,) if found.call in ("poll", "epoll_wait", "epoll_pwait") else (0.0,))
         assert found.call != "poll" or "a pipe" in found.target
 
 
 def test_a_lock_is_a_futex_without_end() -> None:
     with running("import threading; a = threading.Lock(); a.acquire(); a.acquire()") as pid:
-        assert until(pid, lambda wait: wait.call == "futex").for_ever
+        assert until(pid, lambda wait: wait.call == "futex").is_unlimited
 
 
 def test_reading_standard_input_that_is_a_pipe() -> None:
@@ -128,45 +128,49 @@ def test_a_wait_that_any_signal_ends_is_told_from_those_that_begin_anew() -> Non
         ("import threading; threading.Event().wait()", False),
     ):
         with running(code) as pid:
-            until(pid, lambda wait: wait.asleep or wait.call in ("pause", "futex"))
-            assert kernel_wait.is_frail(pid, pid) is frail
+            until(pid, lambda wait: wait.is_sleeping or wait.call in ("pause", "futex"))
+            assert kernel_wait.ends_on_signal(pid, pid) is frail
     with running("import select; select.select([], [], [])") as pid:
         found = until(pid, lambda wait: "select" in wait.call)
-        assert (found.asleep, found.for_ever, kernel_wait.in_words(found)) == (False, True, "in select()")
+        assert (found.is_sleeping, found.is_unlimited, kernel_wait.describe_wait(found)) == (
+            False,
+            True,
+            "in select()",
+        )
 
 
 def test_waiting_for_a_child_and_running_are_told_apart() -> None:
     code = "import os, time\nif os.fork() == 0: time.sleep(99)\nos.wait()"
     with running(code) as pid:
-        assert until(pid, lambda wait: wait.call == "wait4").for_ever
+        assert until(pid, lambda wait: wait.call == "wait4").is_unlimited
     with running("while True: pass") as pid:
-        assert until(pid, lambda wait: wait.runs).call == ""
+        assert until(pid, lambda wait: wait.is_running).call == ""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
     with running("import time; time.sleep(50)") as pid:
-        until(pid, lambda wait: wait.asleep)
+        until(pid, lambda wait: wait.is_sleeping)
         with unprivileged(tmp_path):
-            found = kernel_wait.wait_of(pid, pid)
-        assert (found.call, found.limit_s, found.asleep) == ("", None, False)
+            found = kernel_wait.read_wait(pid, pid)
+        assert (found.call, found.limit_s, found.is_sleeping) == ("", None, False)
         assert "/syscall: " in found.unavailable
 
 
 def test_a_process_that_is_gone_waits_for_nothing() -> None:
-    assert kernel_wait.wait_of(1 << 22, 1 << 22) == Wait("", "", (), None, False, "", "")
+    assert kernel_wait.read_wait(1 << 22, 1 << 22) == Wait("", "", (), None, False, "", "")
 
 
 def test_a_frames_line_is_read_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("while True:\n    x = 1\nx = 2\n")
     started_s = time.time() + 60
-    found = [sample.line_at(os.getpid(), Frame(str(file), row, "f"), started_s) for row in (2, 3, 4)]
+    found = [sample.read_line(os.getpid(), Frame(str(file), row, "f"), started_s) for row in (2, 3, 4)]
     assert found == ["x = 1", "x = 2", ""]
 
 
 def test_a_file_younger_than_its_process_and_a_missing_one_are_not_believed(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("pass\n")
-    assert sample.line_at(os.getpid(), Frame(str(file), 1, "f"), time.time() - 60) == ""
-    assert sample.line_at(os.getpid(), Frame(str(tmp_path / "no.py"), 1, "f"), time.time()) == ""
+    assert sample.read_line(os.getpid(), Frame(str(file), 1, "f"), time.time() - 60) == ""
+    assert sample.read_line(os.getpid(), Frame(str(tmp_path / "no.py"), 1, "f"), time.time()) == ""

@@ -148,7 +148,7 @@ def test_a_stopped_process_is_said_to_be_stopped_at_once(tmp_path: Path) -> None
         os.kill(process.pid, 19)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         asked = ask_for_stacks(process.pid, rank)
-        found = python_stacks.answer(asked)
+        found = python_stacks.poll_stacks(asked)
         assert found is not None
         assert found[0].state == "T"
         assert found[0].text.startswith("stopped (state T)")
@@ -242,21 +242,21 @@ def test_a_thread_that_was_refused_a_signal_gets_none_while_another_process_is_w
 ) -> None:
     rank = lay_out(tmp_path)
     with running(rank, TRAINS_IN_A_THREAD) as process:
-        pid, child = python_stacks.processes(process.pid)
+        pid, child = python_stacks.rank_pids(process.pid)
         tid = max(int(task.name) for task in (procfs.PROC / str(pid) / "task").iterdir())
         for _ in range(20):  # until it is stopped before it has answered
-            asked = python_stacks.ask((pid, child), rank.dir, STACK_SIGNAL, trainer=(pid, tid))
+            asked = python_stacks.request_stacks((pid, child), rank.dir, STACK_SIGNAL, trainer=(pid, tid))
             os.kill(child, signal.SIGSTOP)
             time.sleep(python_stacks.POLL_S)
-            if python_stacks.answer(asked) is None:
+            if python_stacks.poll_stacks(asked) is None:
                 break
             os.kill(child, signal.SIGCONT)
             time.sleep(python_stacks.POLL_S)
         for _ in range(50):
-            assert python_stacks.answer(asked) is None
+            assert python_stacks.poll_stacks(asked) is None
             time.sleep(python_stacks.POLL_S)
         assert process.poll() is None
-        stack, _ = python_stacks.last_answer(asked)
+        stack, _ = python_stacks.collect_stacks(asked)
         assert stack.text.startswith("a thread other than the main one runs")
 
 
@@ -267,10 +267,10 @@ def test_eight_ranks_answer_together_without_threads(tmp_path: Path) -> None:
         pids = [open_ranks.enter_context(running(rank, SLEEPS)).pid for rank in ranks]
         asked = [ask_for_stacks(pid, rank) for pid, rank in zip(pids, ranks, strict=True)]
         deadline = time.monotonic() + STACKS_S_MAX
-        found = [python_stacks.answer(one) for one in asked]
+        found = [python_stacks.poll_stacks(one) for one in asked]
         while not all(found) and time.monotonic() < deadline:
             time.sleep(python_stacks.POLL_S)
-            found = [old or python_stacks.answer(one) for old, one in zip(found, asked, strict=True)]
+            found = [old or python_stacks.poll_stacks(one) for old, one in zip(found, asked, strict=True)]
         texts = [one[0].text for one in found if one]
         assert len(texts) == len(ranks)
         assert all('train.py", line ' in text for text in texts)

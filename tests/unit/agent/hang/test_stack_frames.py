@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.agent.hang import stack_frames
 from orchestrator.agent.ranks import stack_dump
-from orchestrator.core.shown import Frame
+from orchestrator.core.status_types import Frame
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
 C10D = f"{SITE}/torch/distributed/distributed_c10d.py"
@@ -35,7 +35,7 @@ def test_the_dump_of_this_very_process_is_read_with_all_its_threads(tmp_path: Pa
         file.seek(0)
         text = file.read()
     done.set()
-    threads = stack_dump.parse(text)
+    threads = stack_dump.parse_dump(text)
     assert other.ident in {thread.ident for thread in threads}
     main = threads[-1]
     assert main.ident == threading.main_thread().ident
@@ -52,12 +52,12 @@ def test_a_dump_of_python_3_14_bears_names_and_is_read_alike() -> None:
         f'  File "{MINE}", line 7 in <module>\n'
         '\nCurrent thread\'s C stack trace (most recent call first):\n  Binary file "/lib/libc.so", at x [0x1]\n'
     )
-    threads = stack_dump.parse(text)
+    threads = stack_dump.parse_dump(text)
     assert [(thread.name, len(thread.frames)) for thread in threads[:2]] == [
         ("Thread-1 (wait)", 1),
         ("python", 1),
     ]
-    main = stack_dump.own_stack(text)
+    main = stack_dump.dumped_stack(text)
     assert main is not None
     assert main.frames == (Frame(MINE, 7, "<module>"),)
 
@@ -68,7 +68,7 @@ def test_frames_of_orch_are_left_out_and_a_page_reads_like_a_traceback() -> None
         f'Stack (most recent call first):\n  File "{MINE}", line 7 in step\n  File "{MINE}", line 9 in <module>\n'
         f'  File "{template}", line 171 in run\n  File "{template}", line 246 in main\n'
     )
-    page = stack_dump.as_traceback(stack_dump.parse(text), lambda frame: f"line {frame.line}")
+    page = stack_dump.format_traceback(stack_dump.parse_dump(text), lambda frame: f"line {frame.line}")
     assert page == (
         f'Stack (most recent call last):\n  File "{MINE}", line 9, in <module>\n    line 9\n'
         f'  File "{MINE}", line 7, in step\n    line 7\n'
@@ -80,19 +80,19 @@ def test_torn_lines_and_unknown_ones_are_passed_over() -> None:
         'Current thread 0x00007f02 (most recent call first):\n  File "a.py", line 3 in f\n  <invalid frame>\n'
         '  File "a.py", line ??? in g\n  File "a.py", li'
     )
-    main = stack_dump.own_stack(text)
+    main = stack_dump.dumped_stack(text)
     assert main is not None
     assert main.frames == (Frame("a.py", 3, "f"), Frame("a.py", 0, "g"))
-    assert stack_dump.own_stack("waits in the kernel and takes no signal (state D)\n") is None
+    assert stack_dump.dumped_stack("waits in the kernel and takes no signal (state D)\n") is None
 
 
 def test_the_place_is_the_users_innermost_frame_and_tells_of_the_loader_around_it() -> None:
     plain = stack((C10D, "all_reduce"), (LOGGER, "wrapper"), (MINE, "step"), (MINE, "<module>"))
-    assert stack_frames.place(plain) == "train.py:3 step"
+    assert stack_frames.describe_place(plain) == "train.py:3 step"
     loading = stack((MINE, "load_batch"), (FETCH, "fetch"), (LOADER, "__next__"), (MINE, "<module>"))
-    assert stack_frames.place(loading) == "train.py:1 load_batch (DataLoader of the main thread)"
-    assert stack_frames.place(stack((C10D, "barrier"))) == "distributed_c10d.py:1 barrier"
-    assert stack_frames.place(()) == ""
+    assert stack_frames.describe_place(loading) == "train.py:1 load_batch (DataLoader of the main thread)"
+    assert stack_frames.describe_place(stack((C10D, "barrier"))) == "distributed_c10d.py:1 barrier"
+    assert stack_frames.describe_place(()) == ""
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_the_place_is_the_users_innermost_frame_and_tells_of_the_loader_around_i
 def test_waits_for_other_ranks_are_known_by_what_was_called(
     inner: list[tuple[str, str]], line: str, awaited: str
 ) -> None:
-    assert stack_frames.awaits_ranks(stack(*inner, (MINE, "<module>")), line) == awaited
+    assert stack_frames.find_rank_wait(stack(*inner, (MINE, "<module>")), line) == awaited
 
 
 def test_frames_of_the_import_machinery_are_left_out_unless_there_are_no_others() -> None:
@@ -130,9 +130,12 @@ def test_frames_of_the_import_machinery_are_left_out_unless_there_are_no_others(
         ("<frozen importlib._bootstrap>", "_load"),
     )
     deep = stack(*machinery, (f"{SITE}/torch/__init__.py", "<module>"), *machinery, (MINE, "<module>"))
-    assert [frame.file for frame in stack_frames.without_imports(deep)] == [f"{SITE}/torch/__init__.py", MINE]
-    assert stack_frames.without_imports(deep[:2]) == deep[:2]
-    assert stack_frames.where(deep[:3]) == deep[2].brief
+    assert [frame.file for frame in stack_frames.drop_import_frames(deep)] == [
+        f"{SITE}/torch/__init__.py",
+        MINE,
+    ]
+    assert stack_frames.drop_import_frames(deep[:2]) == deep[:2]
+    assert stack_frames.find_place(deep[:3]) == deep[2].brief
 
 
 @pytest.mark.parametrize(
@@ -151,7 +154,7 @@ def test_frames_of_the_import_machinery_are_left_out_unless_there_are_no_others(
     ],
 )
 def test_the_phase_is_read_from_the_stack(places: list[tuple[str, str]], phase: str) -> None:
-    assert stack_frames.phase(stack(*places)) == phase
+    assert stack_frames.find_phase(stack(*places)) == phase
 
 
 def test_who_asks_a_person_is_named() -> None:
@@ -159,19 +162,19 @@ def test_who_asks_a_person_is_named() -> None:
     typed = stack(
         (f"{lib}/cmd.py", "cmdloop"), (f"{lib}/pdb.py", "interaction"), (f"{lib}/bdb.py", "x"), (MINE, "f")
     )
-    assert stack_frames.asks_a_person(typed, "") == "pdb"
-    assert stack_frames.asks_a_person(stack((MINE, "f")), "name = input('who? ')") == "input()"
-    assert stack_frames.asks_a_person(stack((MINE, "f")), "model.prepare_input(x)") == ""
+    assert stack_frames.find_prompt(typed, "") == "pdb"
+    assert stack_frames.find_prompt(stack((MINE, "f")), "name = input('who? ')") == "input()"
+    assert stack_frames.find_prompt(stack((MINE, "f")), "model.prepare_input(x)") == ""
 
 
 @pytest.mark.parametrize("line", ["lock.acquire()", "with self._lock:", "with b:", "item = queue.get()"])
 def test_a_line_that_takes_a_lock_is_known(line: str) -> None:
-    assert stack_frames.is_on_lock(stack((MINE, "f")), line)
+    assert stack_frames.awaits_lock(stack((MINE, "f")), line)
 
 
 @pytest.mark.parametrize("line", ["loss.backward()", "with open(path) as file:", "x = a @ b"])
 def test_another_line_is_no_lock(line: str) -> None:
-    assert not stack_frames.is_on_lock(stack((MINE, "f")), line)
+    assert not stack_frames.awaits_lock(stack((MINE, "f")), line)
 
 
 def in_library(*inside: tuple[str, str]) -> tuple[Frame, ...]:
@@ -185,7 +188,7 @@ def test_a_process_that_has_nothing_to_do_is_told_from_one_that_has() -> None:
     assert not stack_frames.awaits_task((*in_library(("socket.py", "recv"), worker), main))
     assert not stack_frames.awaits_task((*in_library(get), main, *in_library(worker)))
     loop = Frame("/site-packages/torch/utils/data/_utils/worker.py", 9, "_worker_loop")
-    assert stack_frames.awaits_task((*in_library(get), loop, main)) and stack_frames.is_worker_of_loader(
+    assert stack_frames.awaits_task((*in_library(get), loop, main)) and stack_frames.is_loader_worker(
         (main, loop)
     )
 
@@ -193,24 +196,24 @@ def test_a_process_that_has_nothing_to_do_is_told_from_one_that_has() -> None:
 def test_a_thread_that_only_carries_is_told_from_one_that_does_something() -> None:
     pool, start = "multiprocessing/pool.py", ("threading.py", "_bootstrap")
     feeds = ("threading.py", "wait"), ("multiprocessing/queues.py", "_feed"), start
-    assert stack_frames.serves(in_library(*feeds))
-    assert stack_frames.serves(
+    assert stack_frames.is_service_thread(in_library(*feeds))
+    assert stack_frames.is_service_thread(
         in_library(("multiprocessing/connection.py", "recv"), (pool, "_handle_results"), start)
     )
-    assert stack_frames.serves(in_library(("concurrent/futures/thread.py", "_worker"), start))
+    assert stack_frames.is_service_thread(in_library(("concurrent/futures/thread.py", "_worker"), start))
     shares = ("socket.py", "accept"), ("multiprocessing/resource_sharer.py", "_serve"), start
-    assert stack_frames.serves(in_library(*shares))  # of every worker that has sent a tensor
+    assert stack_frames.is_service_thread(in_library(*shares))  # of every worker that has sent a tensor
     # What the user has given: an iterable, a callback, a function of the library.
-    assert not stack_frames.serves(
+    assert not stack_frames.is_service_thread(
         in_library((pool, "_guarded_task_generation"), (pool, "_handle_tasks"), start)
     )
-    assert not stack_frames.serves(
+    assert not stack_frames.is_service_thread(
         in_library(("json/decoder.py", "decode"), (pool, "_set"), (pool, "_handle_results"))
     )
-    assert not stack_frames.serves(in_library(("socket.py", "readinto"), (pool, "worker"), start))
-    assert not stack_frames.serves(
+    assert not stack_frames.is_service_thread(in_library(("socket.py", "readinto"), (pool, "worker"), start))
+    assert not stack_frames.is_service_thread(
         in_library(("threading.py", "wait"), ("threading.py", "run"), start)
     )  # a Timer
-    assert not stack_frames.serves(
+    assert not stack_frames.is_service_thread(
         (Frame("/home/ada/train.py", 5, "rows"), *in_library((pool, "_handle_results")))
     )

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.agent.host import rendezvous as rendezvous_probe
 from orchestrator.agent.host.rendezvous import Listener, listen, probe
 from orchestrator.core.host import interfaces
-from orchestrator.core.observations import Address, Reached
+from orchestrator.core.observations import Address, ReachableAddress
 
 TOKEN = "of the job"
 
@@ -42,7 +42,7 @@ def test_the_node_meant_is_reached_at_each_of_its_addresses_at_once() -> None:
     async def act() -> None:
         with _listening() as (_, port):
             found = await _ask("127.0.0.1", "127.0.0.2", port=port)
-            assert found == ((Reached("127.0.0.1", ""), Reached("127.0.0.2", "")), ())
+            assert found == ((ReachableAddress("127.0.0.1", ""), ReachableAddress("127.0.0.2", "")), ())
 
     asyncio.run(act())
 
@@ -145,14 +145,14 @@ def test_too_many_at_once_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -
     async def act() -> None:
         with _listening() as (_, port):
             _, silent = await asyncio.open_connection("127.0.0.1", port)
-            assert await _ask("127.0.0.1", port=port) == ((Reached("127.0.0.1", ""),), ())
+            assert await _ask("127.0.0.1", port=port) == ((ReachableAddress("127.0.0.1", ""),), ())
             silent.close()
 
     asyncio.run(act())
 
 
 def test_addresses_are_those_of_interfaces_that_are_up_and_never_loopback() -> None:
-    found = interfaces.addresses()
+    found = interfaces.list_addresses()
     names = {name for _, name in socket.if_nameindex()}
     assert all(one.interface.partition(":")[0] in names for one in found)
     assert not [one for one in found if one.ip.startswith("127.") or one.interface == "lo"]
@@ -176,5 +176,5 @@ def test_interfaces_of_containers_come_last() -> None:
 def test_who_listens_is_named_with_its_command() -> None:
     with listen(0) as sock:
         port = sock.getsockname()[1]
-        assert interfaces.holder(port).startswith(f"pid {os.getpid()} (")
-    assert interfaces.holder(port) == ""
+        assert interfaces.describe_listener(port).startswith(f"pid {os.getpid()} (")
+    assert interfaces.describe_listener(port) == ""

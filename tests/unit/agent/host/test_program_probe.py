@@ -24,7 +24,7 @@ raise SystemExit("it was run")
 
 
 def said(text: str, *own: str) -> dict[str, object]:
-    return probe.code([{"path": "train.py", "text": text}], list(own))
+    return probe.probe_code([{"path": "train.py", "text": text}], list(own))
 
 
 def test_imports_that_must_work_are_looked_for_with_their_lines() -> None:
@@ -45,9 +45,9 @@ def test_code_that_does_not_compile_is_named_with_its_line() -> None:
 
 def test_a_change_of_the_path_is_seen() -> None:
     assert said("import sys\nsys.path.insert(0, 'lib')\nimport lib_x\n")["changes_path"] == "train.py:2"
-    assert probe.change_of_path(ast.parse("import os\nos.path.join('a')\n")) == 0
+    assert probe.find_path_change(ast.parse("import os\nos.path.join('a')\n")) == 0
 
 
 def test_a_module_that_two_files_miss_is_said_once() -> None:
     sources = [{"path": path, "text": "import no_such_a\n"} for path in ("a.py", "b.py")]
-    assert [one["file"] for one in probe.code(sources, [])["missing"]] == ["a.py"]
+    assert [one["file"] for one in probe.probe_code(sources, [])["missing"]] == ["a.py"]

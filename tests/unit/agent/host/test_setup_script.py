@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.host import setup_script
-from orchestrator.agent.host.setup_script import Setup
+from orchestrator.agent.host.setup_script import SetupRun
 from orchestrator.core.errors import HostError
 
 ENV = {"PATH": os.environ["PATH"], "WHO": "world"}
 
 
 def _run(tmp_path: Path, *lines: str) -> dict[str, str]:
-    one = Setup(lines, ENV, tmp_path, tmp_path, tmp_path / "node.log")
+    one = SetupRun(lines, ENV, tmp_path, tmp_path, tmp_path / "node.log")
     _, status = os.waitpid(one.pid, 0)
     return one.result(status)
 
@@ -64,7 +64,7 @@ def test_lines_that_take_the_exit_trap_for_themselves_are_told_of_it(tmp_path: P
 @pytest.mark.slow
 def test_lines_that_cannot_run_are_a_setup_error(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="cannot run"):
-        Setup(("true",), ENV, tmp_path / "missing", tmp_path, tmp_path / "node.log")
+        SetupRun(("true",), ENV, tmp_path / "missing", tmp_path, tmp_path / "node.log")
 
 
 def test_a_program_is_found_on_the_path_or_relative_to_the_code(tmp_path: Path) -> None:
@@ -80,9 +80,9 @@ def test_a_program_is_found_on_the_path_or_relative_to_the_code(tmp_path: Path) 
 
 
 def test_the_first_program_that_is_there_is_taken_and_all_are_named_when_none_is(tmp_path: Path) -> None:
-    assert setup_script.first_program(("/no/such/python", "sh", "cat"), ENV, tmp_path) == "sh"
+    assert setup_script.find_first_program(("/no/such/python", "sh", "cat"), ENV, tmp_path) == "sh"
     with pytest.raises(HostError, match=r"there is no /no/python and no nonesuch on this node \(PATH is "):
-        setup_script.first_program(("/no/python", "nonesuch"), ENV, tmp_path)
+        setup_script.find_first_program(("/no/python", "nonesuch"), ENV, tmp_path)
 
 
 def test_the_folder_of_the_jobs_python_comes_first_in_path(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_folder_of_the_jobs_python_comes_first_in_path(tmp_path: Path) -> No
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
 
     def path(pythons: tuple[str, ...], given: str) -> str:
-        return setup_script.path_with(pythons, {"PATH": given}, tmp_path)
+        return setup_script.extended_path(pythons, {"PATH": given}, tmp_path)
 
     assert path((f"{b}/python",), f"{a}:{b}") == f"{b}:{a}:{b}"
     assert path((f"{b}/python",), f"/no:{b}:{a}") == "", "it is the one that PATH gives"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.agent.launch import calls
-from orchestrator.agent.ranks.hook.launch import launcher_of
-from orchestrator.agent.ranks.rank_start import Call, RankCall
+from orchestrator.agent.ranks.hook.launch import find_launcher
+from orchestrator.agent.ranks.rank_start import LauncherCall, RankCall
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.settings.rank_env import NodePlan
 from tests.support import jobs
@@ -26,8 +26,8 @@ def test_ranks_get_the_scripts_environment_without_what_was_the_scripts_alone() 
         "_": "x",
         "SHLVL": "2",
     }
-    request = calls.Request("torchrun", (), "/w", changed, "", "python")
-    assert calls.rank_env(request, Call("torchrun", ("t.py",), env={"B": "3"}), OWN, "/job/hook") == {
+    request = calls.ShimRequest("torchrun", (), "/w", changed, "", "python")
+    assert calls.rank_env(request, LauncherCall("torchrun", ("t.py",), env={"B": "3"}), OWN, "/job/hook") == {
         "PATH": "/conda/bin:/job/launch/slurm:/usr/bin",
         "PYTHONPATH": "lib",
         "BASH_ENV": "/own",
@@ -38,10 +38,10 @@ def test_ranks_get_the_scripts_environment_without_what_was_the_scripts_alone() 
 
 
 def test_the_local_rank_stands_where_the_launcher_puts_it() -> None:
-    call = Call(
+    call = LauncherCall(
         "l", ("-m", "pkg", "${local_rank}", "$$"), True, local_rank="--local-rank", local_rank_at=2, has_macros=True
     )  # fmt: skip
-    argv = RankCall(1, call, ("python", *call.words), Path(), {}).argv_of(1, ("--resume", "x"))
+    argv = RankCall(1, call, ("python", *call.words), Path(), {}).rank_argv(1, ("--resume", "x"))
     assert argv == ("python", "-m", "pkg", "--local-rank=1", "1", "$", "--resume", "x")
 
 
@@ -49,7 +49,7 @@ def test_srun_and_mpirun_number_the_ranks_as_they_do() -> None:
     at = NodePlan(jobs.plan(), JobDir(Path()), "node-1", 1, ("node-0", "node-1"))
 
     def env(launcher: str) -> dict[str, str]:
-        return RankCall(1, Call(launcher, ("x",), False), ("x",), Path(), {}).env_of(3, at)
+        return RankCall(1, LauncherCall(launcher, ("x",), False), ("x",), Path(), {}).rank_variables(3, at)
 
     assert {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4"}.items() <= env("srun").items()
     assert env("mpirun")["OMPI_COMM_WORLD_RANK"] == "3" and env("torchrun") == {}
@@ -61,8 +61,8 @@ def test_a_python_that_runs_a_launcher_is_known_by_its_command_line() -> None:
         ["-mtorch.distributed.run"],
         ["-W", "x", "-um", "torch.distributed.run"],
     ):
-        assert launcher_of(["python", *flags, "a"]) == ("torchrun", ["a"])
-    assert launcher_of(["/p/python3", "/p/accelerate", "launch", "t.py"]) == ("accelerate", ["launch", "t.py"])  # fmt: skip
+        assert find_launcher(["python", *flags, "a"]) == ("torchrun", ["a"])
+    assert find_launcher(["/p/python3", "/p/accelerate", "launch", "t.py"]) == ("accelerate", ["launch", "t.py"])  # fmt: skip
     for words in (
         ["python", "t.py", "torchrun"],
         ["python", "-uc", "x", "torchrun"],
@@ -70,4 +70,4 @@ def test_a_python_that_runs_a_launcher_is_known_by_its_command_line() -> None:
         ["python", "-m", "pkg"],
         ["python"],
     ):
-        assert launcher_of(words)[0] == ""
+        assert find_launcher(words)[0] == ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.launch import files
+from orchestrator.agent.launch import shim_files
 
 pytestmark = pytest.mark.slow
 
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.slow
 )
 def test_where_a_program_is_is_a_path(tmp_path: Path, line: str, said: str) -> None:
     folder, own = tmp_path / "stand-ins", tmp_path / "bin"
-    (folder / files.SLURM_FOLDER).mkdir(parents=True)
-    files.write(folder, "address", "/hook", tmp_path / "bundle", stands_in_slurm=False)
+    (folder / shim_files.SLURM_FOLDER).mkdir(parents=True)
+    shim_files.write_shims(folder, "address", "/hook", tmp_path / "bundle", has_slurm_shims=False)
     own.mkdir()
     (own / "python").write_text('#!/bin/sh\ntest "$PYTHONPATH" = /hook && echo the tool\n')
     (own / "python").chmod(0o755)
-    env = {"PATH": f"{folder}:{own}:/usr/bin:/bin", "BASH_ENV": str(folder / files.BASH_FILE)}
+    env = {"PATH": f"{folder}:{own}:/usr/bin:/bin", "BASH_ENV": str(folder / shim_files.BASH_FILE)}
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=env, check=True)
     assert done.stdout.strip() == said.format(folder=folder, bin=own)

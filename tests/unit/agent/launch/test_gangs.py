@@ -19,7 +19,7 @@ def _below(folder: Path, *of_ranks: list[str]) -> tuple[str, str] | None:
         for what in of
     ]
     (folder / GANGS_FILE).write_text("".join(f"{json.dumps(note)}\n" for note in notes))
-    return gangs.below_ranks(folder, len(of_ranks), os.getpid())
+    return gangs.diagnose_ranks(folder, len(of_ranks), os.getpid())
 
 
 def test_ranks_that_each_start_a_launcher_or_a_gang_are_copies(tmp_path: Path) -> None:
@@ -51,4 +51,4 @@ def test_other_ranks_train_on(of_ranks: list[list[str]], tmp_path: Path) -> None
 )
 def test_notes_that_cannot_be_read_say_nothing(text: str, tmp_path: Path) -> None:
     (tmp_path / GANGS_FILE).write_text(text, encoding="latin-1")
-    assert gangs.read(tmp_path) == []
+    assert gangs.read_notes(tmp_path) == []

@@ -7,8 +7,8 @@ import shlex
 import pytest
 
 from orchestrator.agent.launch import options
-from orchestrator.agent.launch.options import Once, ToReal
-from orchestrator.agent.ranks.rank_start import Call
+from orchestrator.agent.launch.options import PassThrough, RunOnce
+from orchestrator.agent.ranks.rank_start import LauncherCall
 from orchestrator.core.errors import UserError
 
 CALLS = {
@@ -37,56 +37,62 @@ CALLS = {
 @pytest.mark.parametrize("line", CALLS)
 def test_the_words_of_a_rank_are_those_behind_the_launchers_options(line: str) -> None:
     launcher, *words = shlex.split(line)
-    found = options.read(launcher, words, ranks_here=2, ranks=4)
-    assert isinstance(found, Call)
+    found = options.parse_line(launcher, words, ranks_here=2, ranks=4)
+    assert isinstance(found, LauncherCall)
     assert (found.words, found.is_python, found.local_rank) == CALLS[line]
-    options.agree(found, nodes=2, ranks_here=2, ranks=4)
+    options.check_counts(found, nodes=2, ranks_here=2, ranks=4)
 
 
 def test_options_that_orch_decides_are_named_and_variables_of_the_line_are_kept() -> None:
-    found = options.read("torchrun", ["--max-restarts", "3", "--rdzv-id=a", "--standalone", "t.py"], 2, 4)
-    assert isinstance(found, Call) and found.unused == ["--max-restarts 3", "--rdzv-id=a", "--standalone"]
+    found = options.parse_line(
+        "torchrun", ["--max-restarts", "3", "--rdzv-id=a", "--standalone", "t.py"], 2, 4
+    )
+    assert isinstance(found, LauncherCall) and found.unused == [
+        "--max-restarts 3",
+        "--rdzv-id=a",
+        "--standalone",
+    ]
     for launcher, *words in (
         ["srun", "--export=ALL,A=1", "--chdir=d", "t.py"],
         ["mpirun", "-wdir", "d", "-x", "A=1", "t.py"],
     ):
-        found = options.read(launcher, words, 2, 4)
-        assert isinstance(found, Call) and (found.env, found.cwd) == ({"A": "1"}, "d")
-    found = options.read("fabric", ["run", "--precision=16", "--devices", "auto", "t.py"], 2, 4)
+        found = options.parse_line(launcher, words, 2, 4)
+        assert isinstance(found, LauncherCall) and (found.env, found.cwd) == ({"A": "1"}, "d")
+    found = options.parse_line("fabric", ["run", "--precision=16", "--devices", "auto", "t.py"], 2, 4)
     counts = {"LT_CLI_USED": "1", "LT_DEVICES": "2", "LT_NUM_NODES": "2"}
-    assert isinstance(found, Call) and found.env == {**counts, "LT_PRECISION": "16"}
+    assert isinstance(found, LauncherCall) and found.env == {**counts, "LT_PRECISION": "16"}
 
 
 PASSED = {
-    "torchrun --help": ToReal(),
-    "torchrun --version": ToReal(),
-    "fabric consolidate x": ToReal(),
-    "srun -N 1 -n 1 hostname -f": ToReal(("hostname", "-f")),
-    "mpirun -np 1 hostname": Once(("hostname",)),
-    "srun --ntasks-per-node=1 python fetch.py": Once(("python", "fetch.py")),
-    "srun bash run.sh": Once(("bash", "run.sh")),
-    "srun -u torchrun train.py": Once(("torchrun", "train.py")),
-    "srun python -m torch.distributed.run t.py": Once(("python", "-m", "torch.distributed.run", "t.py")),
-    "srun -n 2 bash run.sh": Once(("bash", "run.sh")),
-    "srun env A=1 /opt/bin/torchrun t.py": Once(("env", "A=1", "/opt/bin/torchrun", "t.py")),
-    "srun --export=ALL,A=1 -D d torchrun t.py": Once(("env", "-C", "d", "A=1", "torchrun", "t.py")),
-    "mpirun -x A=1 -x B torchrun t.py": Once(("env", "A=1", "torchrun", "t.py")),
-    "srun numactl -m 0 torchrun t.py": Once(("numactl", "-m", "0", "torchrun", "t.py")),
-    "mpirun -H a,b uv run torchrun t.py": Once(("uv", "run", "torchrun", "t.py")),
+    "torchrun --help": PassThrough(),
+    "torchrun --version": PassThrough(),
+    "fabric consolidate x": PassThrough(),
+    "srun -N 1 -n 1 hostname -f": PassThrough(("hostname", "-f")),
+    "mpirun -np 1 hostname": RunOnce(("hostname",)),
+    "srun --ntasks-per-node=1 python fetch.py": RunOnce(("python", "fetch.py")),
+    "srun bash run.sh": RunOnce(("bash", "run.sh")),
+    "srun -u torchrun train.py": RunOnce(("torchrun", "train.py")),
+    "srun python -m torch.distributed.run t.py": RunOnce(("python", "-m", "torch.distributed.run", "t.py")),
+    "srun -n 2 bash run.sh": RunOnce(("bash", "run.sh")),
+    "srun env A=1 /opt/bin/torchrun t.py": RunOnce(("env", "A=1", "/opt/bin/torchrun", "t.py")),
+    "srun --export=ALL,A=1 -D d torchrun t.py": RunOnce(("env", "-C", "d", "A=1", "torchrun", "t.py")),
+    "mpirun -x A=1 -x B torchrun t.py": RunOnce(("env", "A=1", "torchrun", "t.py")),
+    "srun numactl -m 0 torchrun t.py": RunOnce(("numactl", "-m", "0", "torchrun", "t.py")),
+    "mpirun -H a,b uv run torchrun t.py": RunOnce(("uv", "run", "torchrun", "t.py")),
 }
 
 
 @pytest.mark.parametrize("line", PASSED)
 def test_what_starts_no_ranks_is_passed_on(line: str) -> None:
     launcher, *words = shlex.split(line)
-    assert options.read(launcher, words, ranks_here=2, ranks=4) == PASSED[line]
+    assert options.parse_line(launcher, words, ranks_here=2, ranks=4) == PASSED[line]
 
 
 def test_the_one_task_of_a_job_of_one_rank_is_its_training_where_it_may_be_one() -> None:
     for launcher in ("srun", "mpirun"):
-        assert not isinstance(options.read(launcher, ["-n", "1", "hostname", "-f"], 1, 1), Call)
+        assert not isinstance(options.parse_line(launcher, ["-n", "1", "hostname", "-f"], 1, 1), LauncherCall)
         for words in ("env A=1 /opt/bin/python3 -c x", "uv run -m pkg", "./train.sh"):
-            assert isinstance(options.read(launcher, ["-n", "1", *words.split()], 1, 1), Call)
+            assert isinstance(options.parse_line(launcher, ["-n", "1", *words.split()], 1, 1), LauncherCall)
 
 
 REFUSED = {
@@ -108,7 +114,7 @@ REFUSED = {
 def test_what_the_launcher_or_the_job_does_not_take_is_refused_with_the_reason(line: str) -> None:
     launcher, *words = line.split()
     with pytest.raises(UserError) as caught:
-        found = options.read(launcher, words, ranks_here=2, ranks=4)
-        assert isinstance(found, Call)
-        options.agree(found, nodes=2, ranks_here=2, ranks=4)
+        found = options.parse_line(launcher, words, ranks_here=2, ranks=4)
+        assert isinstance(found, LauncherCall)
+        options.check_counts(found, nodes=2, ranks_here=2, ranks=4)
     assert REFUSED[line] in caught.value.what

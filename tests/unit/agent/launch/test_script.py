@@ -62,12 +62,12 @@ async def play(folder: Path, text: str, *, until_call: bool = False) -> Seen:
     try:
         while not (seen.refused or seen.end or (until_call and seen.is_called)):
             assert time.monotonic() < deadline_s, f"the script goes on: {seen}"
-            script.watch(time.monotonic())
+            script.check_launchers(time.monotonic())
             pid, status = os.waitpid(ranks.script_pid, os.WNOHANG)
-            assert not pid or script.ended(pid, status)
-            seen.is_called = seen.is_called or script.is_called
+            assert not pid or script.note_exit(pid, status)
+            seen.is_called = seen.is_called or script.has_call
             await asyncio.sleep(0.02)
-        seen.call = script.begin_call() if seen.is_called and until_call else None
+        seen.call = script.take_call() if seen.is_called and until_call else None
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(ranks.script_pid, signal.SIGKILL)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.numbers.printed import (
+from orchestrator.agent.numbers.printed_metrics import (
     TAIL_BYTES,
-    PrintedNumbers,
+    PrintedMetrics,
     last_bar,
     last_learning_rate,
     last_losses,
 )
-from orchestrator.core.shown import Measured
+from orchestrator.core.status_types import ReportedNumber
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_last_loss_and_learning_rate_of_a_log(
 
 def test_printed_losses_that_are_not_finite_are_counted_in_a_row(tmp_path: Path) -> None:
     log, counts = tmp_path / "rank.log", []
-    numbers = PrintedNumbers(log)
+    numbers = PrintedMetrics(log)
     with log.open("a") as file:
         for loss in ("nan", "0.3", "nan", "step 7", "inf"):
             file.write(f"loss {loss}\n" if " " not in loss else f"{loss}\n")
@@ -85,10 +85,10 @@ def test_printed_losses_that_are_not_finite_are_counted_in_a_row(tmp_path: Path)
 def test_a_loss_that_is_not_a_number_is_told_as_such(tmp_path: Path) -> None:
     log = tmp_path / "rank.log"
     log.write_bytes(b"loss 0.3\n{'loss': nan, 'learning_rate': 0.0}\n")
-    told = PrintedNumbers(log).training()
+    told = PrintedMetrics(log).training()
     assert told.loss is not None
     assert math.isnan(told.loss)
-    assert told.learning_rate == Measured(0)
+    assert told.learning_rate == ReportedNumber(0)
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ def test_a_loss_that_is_not_a_number_is_told_as_such(tmp_path: Path) -> None:
 def test_a_hostile_line_takes_no_time(line: bytes, tmp_path: Path) -> None:
     (tmp_path / "rank.log").write_bytes(line)
     began_s = time.process_time()
-    PrintedNumbers(tmp_path / "rank.log").training()
+    PrintedMetrics(tmp_path / "rank.log").training()
     assert time.process_time() - began_s < 0.2
 
 
 def test_a_bar_that_was_seen_stays_until_the_next_and_gives_way_to_steps(tmp_path: Path) -> None:
     log = tmp_path / "rank.log"
-    printed = PrintedNumbers(log)
+    printed = PrintedMetrics(log)
     assert printed.progress(0) == ""
     log.write_bytes(b"\r 5/9 [00:01<00:09, 1it/s]")
     assert printed.progress(0) == "5/9 (tqdm)"
@@ -117,7 +117,7 @@ def test_a_bar_that_was_seen_stays_until_the_next_and_gives_way_to_steps(tmp_pat
 
 def test_the_bar_of_all_work_tells_its_share_and_others_do_not(tmp_path: Path) -> None:
     log = tmp_path / "rank.log"
-    printed = PrintedNumbers(log)
+    printed = PrintedMetrics(log)
 
     def told(text: str) -> tuple[float | None, float | None, int | None]:
         with log.open("a") as file:
@@ -149,6 +149,6 @@ def test_a_count_behind_a_step_and_the_time_left_are_read(
 ) -> None:
     log = tmp_path / "rank.log"
     log.write_text(f"{line}\n")
-    training = PrintedNumbers(log).training()
+    training = PrintedMetrics(log).training()
     assert (training.percent, training.eta_s, training.total_steps) == told
-    assert "(tqdm)" not in PrintedNumbers(log).progress(0)
+    assert "(tqdm)" not in PrintedMetrics(log).progress(0)

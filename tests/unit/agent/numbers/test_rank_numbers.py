@@ -9,40 +9,40 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.numbers import gpu_use
-from orchestrator.agent.numbers.gpu_use import GpuUse, GpuWatch
-from orchestrator.agent.numbers.rank_numbers import TELL_S, NodeNumbers, RankNumbers, device_of
+from orchestrator.agent.numbers.gpu_use import GpuPoller, GpuUse
+from orchestrator.agent.numbers.rank_metrics import REPORT_S, NodeMetrics, RankMetrics, find_device
 
 USE = GpuUse("", {"1": (0.3, 7), "GPU-b": (0.3, 7)}, {71: [(0.9, 100)], 72: [(0.5, 20)]})
 
 
 def test_a_gpu_is_told_by_the_processes_of_a_rank_else_by_its_name() -> None:
-    assert USE.of([70, 71, 72], "1") == (0.9, 120)
-    assert USE.of([70], "1") == USE.of([70], "GPU-b") == (0.3, 7)
-    assert USE.of([70], "") == (None, None)
+    assert USE.rank_use([70, 71, 72], "1") == (0.9, 120)
+    assert USE.rank_use([70], "1") == USE.rank_use([70], "GPU-b") == (0.3, 7)
+    assert USE.rank_use([70], "") == (None, None)
 
 
 def test_the_gpu_of_a_rank_is_the_one_that_its_environment_names() -> None:
-    assert device_of({"CUDA_VISIBLE_DEVICES": "4, GPU-b"}, 1) == "GPU-b"
-    assert device_of({"CUDA_VISIBLE_DEVICES": "4"}, 1) == device_of({}, 0) == ""
+    assert find_device({"CUDA_VISIBLE_DEVICES": "4, GPU-b"}, 1) == "GPU-b"
+    assert find_device({"CUDA_VISIBLE_DEVICES": "4"}, 1) == find_device({}, 0) == ""
 
 
 def test_a_rank_is_measured_once_in_a_while_and_its_processor_time_from_the_second_time_on(
     tmp_path: Path,
 ) -> None:
-    numbers = RankNumbers(NodeNumbers(), 0, tmp_path / "rank.log", "")
-    usage, training = numbers.told([os.getpid(), 999_999_999], 1000.0)
+    numbers = RankMetrics(NodeMetrics(), 0, tmp_path / "rank.log", "")
+    usage, training = numbers.measure_if_due([os.getpid(), 999_999_999], 1000.0)
     assert usage is not None
     assert (usage.cpu_share, usage.gpu_share, training) == (None, None, None)
     assert usage.memory_bytes is not None
     assert usage.memory_bytes > 1 << 20
-    assert numbers.told([os.getpid()], 1000.0 + TELL_S / 2) == (None, None)
+    assert numbers.measure_if_due([os.getpid()], 1000.0 + REPORT_S / 2) == (None, None)
     until_s = time.process_time() + 0.2
     while time.process_time() < until_s:
         pass
-    again, _ = numbers.told([os.getpid()], 1000.0 + TELL_S)
+    again, _ = numbers.measure_if_due([os.getpid()], 1000.0 + REPORT_S)
     assert again is not None
     assert again.cpu_share is not None
-    assert 0.15 <= again.cpu_share * TELL_S <= 1.0
+    assert 0.15 <= again.cpu_share * REPORT_S <= 1.0
 
 
 @pytest.mark.slow
@@ -59,15 +59,15 @@ esac
     tool.chmod(0o755)
     path, os.environ["PATH"] = os.environ["PATH"], f"{tmp_path}:{os.environ['PATH']}"
     try:
-        watch = GpuWatch()
-        assert watch.latest(1000.0).of([71], "0") == (None, None)
+        watch = GpuPoller()
+        assert watch.latest(1000.0).rank_use([71], "0") == (None, None)
         (tmp_path / "answer").touch()
         until_s = time.monotonic() + 20
         while not watch.latest(1001.0).text and time.monotonic() < until_s:
             time.sleep(0.02)
     finally:
         os.environ["PATH"] = path
-    assert watch.latest(1002.0).of([71], "0") == (0.97, 5000 << 20)
-    assert watch.latest(1002.0).of([72], "0") == (0.97, 5120 << 20)
+    assert watch.latest(1002.0).rank_use([71], "0") == (0.97, 5000 << 20)
+    assert watch.latest(1002.0).rank_use([72], "0") == (0.97, 5120 << 20)
     assert len((tmp_path / "asked").read_text().splitlines()) == 2
-    assert watch.latest(1000.0 + gpu_use.OLD_S).text == ""
+    assert watch.latest(1000.0 + gpu_use.STALE_S).text == ""

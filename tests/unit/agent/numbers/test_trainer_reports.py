@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.agent.numbers.trainer_reports import TrainerReports, reported
+from orchestrator.agent.numbers.trainer_reports import TrainerReports, parse_report
 from orchestrator.agent.numbers.trainer_server import BODY_BYTES_MAX, REPORTS_PER_S_MAX
 from orchestrator.core.settings.rank_env import TRAINER_TOKEN, TRAINER_URL
-from orchestrator.core.settings.rank_settings import to_set
-from orchestrator.core.shown import Training
+from orchestrator.core.settings.rank_settings import added_variables
+from orchestrator.core.status_types import Training
 
 STATUS = {
     "lastUpdatedTime": "2026-11-26T10:00:00+00:00",
@@ -37,7 +37,7 @@ STATUS = {
 
 def _opened(folder: Path) -> tuple[TrainerReports, dict[str, str]]:
     reports = TrainerReports()
-    return reports, to_set(reports.settings(folder, {}), 3)
+    return reports, added_variables(reports.settings(folder, {}), 3)
 
 
 def _post(env: Mapping[str, str], body: bytes, token: str | None = None, path: str | None = None) -> int:
@@ -56,7 +56,7 @@ def _body(status: Any) -> bytes:
 
 
 def test_a_report_tells_share_time_loss_and_total() -> None:
-    assert reported({"trainerStatus": STATUS}) == Training(1.25, 5e-5, 7.0, 600.0, 1000)  # type: ignore[arg-type]
+    assert parse_report({"trainerStatus": STATUS}) == Training(1.25, 5e-5, 7.0, 600.0, 1000)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -64,20 +64,20 @@ def test_a_report_tells_share_time_loss_and_total() -> None:
                {"progressPercentage": -1, "estimatedRemainingSeconds": "nan"}, {"progressPercentage": True}],
 )  # fmt: skip
 def test_what_a_report_lacks_is_not_known(status: Any) -> None:
-    assert reported({"trainerStatus": status}) == Training()
+    assert parse_report({"trainerStatus": status}) == Training()
 
 
 def test_reports_of_a_rank_add_up_and_end_with_the_attempt(tmp_path: Path) -> None:
     reports, env = _opened(tmp_path)
     assert _post(env, _body(STATUS)) == 200
     assert _post(env, _body({"progressPercentage": 8, "metrics": [{"name": "loss", "value": "nan"}]})) == 200
-    told = reports.of_rank(3)
+    told = reports.latest(3)
     assert (told.percent, told.eta_s, told.total_steps) == (8.0, 600.0, 1000)
     assert told.loss is not None
     assert math.isnan(told.loss)
-    assert reports.of_rank(2) == Training()
-    assert to_set(reports.settings(tmp_path, {}), 3) == env
-    assert reports.of_rank(3) == Training()
+    assert reports.latest(2) == Training()
+    assert added_variables(reports.settings(tmp_path, {}), 3) == env
+    assert reports.latest(3) == Training()
 
 
 def test_only_this_user_can_report_and_only_from_this_machine(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_what_is_no_report_is_refused_and_the_next_one_is_taken(tmp_path: Path) 
         began_s = time.monotonic()
         assert _post(env, _body(STATUS)) == 200
         assert time.monotonic() - began_s < 5
-    assert reports.of_rank(3).total_steps == 1000
+    assert reports.latest(3).total_steps == 1000
 
 
 def test_reports_that_come_too_often_are_refused(tmp_path: Path) -> None:

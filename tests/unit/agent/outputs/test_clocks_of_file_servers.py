@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.outputs.save_watch import Moment, SaveWatch
-from orchestrator.core.checkpoints.save import Closing
+from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch, ScanContext
+from orchestrator.core.checkpoints.checkpoint import CompletionReason
 from tests.support.file_layouts import Layout
 from tests.support.layouts import LAYOUTS
 from tests.support.saved_files import MS, SAVED_NS, S, write, write_all
@@ -25,7 +25,7 @@ CLOCKS = {
     "set forward in the midst of saves": (0.0, HOUR_S),
 }
 
-Told = list[tuple[str, Closing, tuple[str, ...], int]]
+Told = list[tuple[str, CompletionReason, tuple[str, ...], int]]
 
 
 def story(root: Path, layout: Layout, begins_s: float = 0.0, goes_on_s: float = 0.0) -> Told:
@@ -33,11 +33,11 @@ def story(root: Path, layout: Layout, begins_s: float = 0.0, goes_on_s: float = 
     has several files, by a clock that is off by so much in the first half of each save and in the second; return what is reported."""
     told, steps, now_s = Told(), 1, itertools.count(1000.0)
     write_all(root, layout.others, SAVED_NS)
-    watch = SaveWatch(root, "*")
+    watch = CheckpointWatch(root, "*")
     watch.begin(1)
 
     def look(*, ended: bool = False) -> None:
-        for change in watch.look(Moment(next(now_s), lambda: {0: steps}, ended)):
+        for change in watch.scan(ScanContext(next(now_s), lambda: {0: steps}, ended)):
             told.append((change.group.main, change.closed_by, change.reading.faults, len(change.pieces)))
 
     look()

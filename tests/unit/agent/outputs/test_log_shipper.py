@@ -72,12 +72,12 @@ def test_nothing_goes_before_it_is_known_what_is_at_home(ship: Ship) -> None:
     ship.write("00000.log", b"line\n")
     shipper = _shipper(ship)
     shipper.poll((1,))
-    shipper.push((1,))
+    shipper.send_last((1,))
     assert not ship.sent
     assert not shipper.has_arrived((1,))
     shipper.begin(orders.ResumeOffsets({"logs/attempt-001/rank-00000.log": 2}))
     assert ship.sent == [(reports.Chunk("logs/attempt-001/rank-00000.log", 2), b"ne\n")]
-    shipper.hold()  # there is a new line
+    shipper.pause()  # there is a new line
     ship.write("00000.log", b"more\n")
     ship.now_s += 10.0
     shipper.poll((1,))
@@ -169,10 +169,10 @@ def test_the_last_lines_go_at_once_and_some_windows_of_them(ship: Ship) -> None:
     ship.write("00000.log", b"y\n")
     shipper.poll((1,))
     assert ship.sent_bytes == 2
-    shipper.push((1,))
+    shipper.send_last((1,))
     assert ship.sent_bytes == 4
     ship.write("00000.log", bytes(9 << 20))
-    shipper.push((1,))
+    shipper.send_last((1,))
     assert ship.sent_bytes == 4 + 4 * SHIP_WINDOW_BYTES
 
 
@@ -200,9 +200,9 @@ def test_nothing_is_sent_twice_or_left_out_over_breaks(ship: Ship, tmp_path: Pat
     home.root.mkdir()
     intake, shipper = LogReceiver(home), _shipper(ship)
     for round_ in range(6):
-        shipper.hold()
+        shipper.pause()
         ship.is_connected = True
-        shipper.begin(intake.have(NODE))
+        shipper.begin(intake.resume_offsets(NODE))
         for turn in range(5):
             ship.write("00000.log", os.urandom(90_000 * turn))
             ship.write("00001.log", b"line\n")
@@ -216,16 +216,16 @@ def test_nothing_is_sent_twice_or_left_out_over_breaks(ship: Ship, tmp_path: Pat
                 intake.receive(NODE, chunk, raw)
             if len(arrived) - round_ % 3 < len(arrived):
                 break
-            for _, got in intake.owed():
+            for _, got in intake.take_due_acks():
                 shipper.acknowledge(got)
-    shipper.begin(intake.have(NODE))
+    shipper.begin(intake.resume_offsets(NODE))
     for _ in range(ROUNDS_MAX):
         if shipper.has_arrived((1,)):
             break
         arrived, ship.sent = ship.sent, []
         for chunk, raw in arrived:
             intake.receive(NODE, chunk, raw)
-        for _, got in intake.owed():
+        for _, got in intake.take_due_acks():
             shipper.acknowledge(got)
     assert shipper.has_arrived((1,))
     for rank in (0, 1):
@@ -248,7 +248,7 @@ def test_a_file_that_was_cut_off_goes_on_at_home_and_one_that_vanished_is_droppe
             intake.receive(NODE, chunk, raw)
         ship.sent.clear()
 
-    shipper.begin(intake.have(NODE))
+    shipper.begin(intake.resume_offsets(NODE))
     poll()
     log = ship.job.rank_log(1, 0)
     log.rename(tmp_path / "aside")
@@ -263,7 +263,7 @@ def test_a_file_that_was_cut_off_goes_on_at_home_and_one_that_vanished_is_droppe
     ship.write("00000.idx", bytes(64))
     shipper.poll((1,))
     ship.sent.clear()  # lost with the line
-    shipper.begin(intake.have(NODE))
+    shipper.begin(intake.resume_offsets(NODE))
     poll()
     assert home.rank_log(1, 0).read_bytes() == b"0123456789abcde\n012 more\n"
     assert home.rank_index(1, 0).read_bytes() == b"0123456789abcde\n"
@@ -280,7 +280,7 @@ def test_a_file_that_was_cut_off_goes_on_at_home_and_one_that_vanished_is_droppe
     ]
     os.truncate(log, 1)
     later = _shipper(ship)
-    later.begin(intake.have(NODE))
+    later.begin(intake.resume_offsets(NODE))
     assert not ship.sent, "another agent does not know which bytes of it were sent"
 
 

@@ -26,14 +26,14 @@ def _followed(ranks: Bench, files: RankFiles, *notes: str) -> RankFiles:
     """Let the hook note this, and the agent follow."""
     with (ranks.ranks.processes[0].folder / FILES_FILE).open("a") as file:
         file.write("".join(notes))
-    files.follow(process.folder for process in ranks.ranks.processes)
+    files.read_notes(process.folder for process in ranks.ranks.processes)
     return files
 
 
 def test_a_rank_that_has_noted_nothing_has_no_files(ranks: Bench) -> None:
     files = RankFiles()
-    files.follow(process.folder for process in ranks.ranks.processes)
-    assert (files.written, files.made, files.read, files.know_beginning({os.getpid()})) == (
+    files.read_notes(process.folder for process in ranks.ranks.processes)
+    assert (files.written, files.created, files.read, files.has_reads_of({os.getpid()})) == (
         {},
         set(),
         {},
@@ -44,7 +44,7 @@ def test_a_rank_that_has_noted_nothing_has_no_files(ranks: Bench) -> None:
 def test_a_file_has_the_step_at_which_it_was_written_last(ranks: Bench) -> None:
     files = _followed(ranks, RankFiles(), "written 3 1 '/out/a.pt'\n", "written 3 0 '/out/b.pt'\n")
     _followed(ranks, files, "written 8 0 '/out/a.pt'\n")
-    assert (files.written, files.made) == ({"/out/a.pt": 8, "/out/b.pt": 3}, {"/out/a.pt"})
+    assert (files.written, files.created) == ({"/out/a.pt": 8, "/out/b.pt": 3}, {"/out/a.pt"})
 
 
 def test_what_was_read_is_in_the_order_of_its_last_reading(ranks: Bench) -> None:
@@ -80,14 +80,14 @@ def test_a_long_file_is_read_piece_by_piece(ranks: Bench, monkeypatch: pytest.Mo
     files = _followed(ranks, RankFiles(), *(f"written {number} 1 '/{number}.pt'\n" for number in range(9)))
     assert len(files.written) == 2
     for _ in range(4):
-        files.follow(process.folder for process in ranks.ranks.processes)
+        files.read_notes(process.folder for process in ranks.ranks.processes)
     assert files.written == {f"/{number}.pt": number for number in range(9)}
 
 
 def test_the_beginning_is_known_once_the_process_that_steps_notes_its_reading(ranks: Bench) -> None:
     files = _followed(ranks, RankFiles(), "pid 1 0 ''\n")
-    assert not files.know_beginning({os.getpid()}), "another process steps"
-    assert _followed(ranks, files, f"pid {os.getpid()} 0 ''\n").know_beginning({os.getpid()})
+    assert not files.has_reads_of({os.getpid()}), "another process steps"
+    assert _followed(ranks, files, f"pid {os.getpid()} 0 ''\n").has_reads_of({os.getpid()})
 
 
 def _job(home: Path, name: str, *written: Path) -> JobDir:
@@ -108,12 +108,12 @@ def test_a_file_that_two_jobs_write_is_told_of_while_both_run(tmp_path: Path) ->
     (one.root / "code" / "outputs").symlink_to(outputs)
     two = _job(tmp_path, "two", one.root / "code" / "outputs" / "last.pt")
     fix = "fix: give each job a folder of its own"
-    assert rank_files.shared(two) == (
+    assert rank_files.find_shared_files(two) == (
         f"{one.id} is running, too, and writes the same file, {outputs}/last.pt; {fix}",
     )
-    assert len(rank_files.shared(one)) == 1
+    assert len(rank_files.find_shared_files(one)) == 1
     one.ended.touch()
-    assert rank_files.shared(two) == ()
+    assert rank_files.find_shared_files(two) == ()
 
 
 def test_files_of_other_names_and_those_in_a_jobs_own_folder_are_not_shared(tmp_path: Path) -> None:
@@ -121,4 +121,4 @@ def test_files_of_other_names_and_those_in_a_jobs_own_folder_are_not_shared(tmp_
     third = _job(tmp_path, "third", one.code / "out.pt")
     (one.root / "nodes").rename(one.root / "was")
     (third.root / "nodes").rename(one.root / "nodes")
-    assert [rank_files.shared(job) for job in (one, two)] == [(), ()]
+    assert [rank_files.find_shared_files(job) for job in (one, two)] == [(), ()]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.outputs import save_places
-from orchestrator.agent.outputs.save_places import SavePlaces, outer_folder
+from orchestrator.agent.outputs import checkpoint_folders
+from orchestrator.agent.outputs.checkpoint_folders import CheckpointFolders, find_checkpoints_folder
 from orchestrator.agent.ranks.hook.layout import FILES_FILE
-from orchestrator.core.checkpoints.save import Closing
+from orchestrator.core.checkpoints.checkpoint import CompletionReason
 from orchestrator.core.jobdir.layout import JobDir
 from tests.support.save_bench import Bench, bench, play
 from tests.support.saved_files import torch_save, write
@@ -26,7 +26,7 @@ from tests.support.saved_files import torch_save, write
     ],
 )  # fmt: skip
 def test_the_outer_folder_is_the_one_that_holds_checkpoints(path: str, folder: str) -> None:
-    assert outer_folder(path) == folder
+    assert find_checkpoints_folder(path) == folder
 
 
 @pytest.mark.parametrize(
@@ -38,14 +38,16 @@ def test_the_outer_folder_is_the_one_that_holds_checkpoints(path: str, folder: s
     ],
 )  # fmt: skip
 def test_a_file_is_named_by_where_it_lies(tmp_path: Path, glob: str, path: str, name: str) -> None:
-    assert SavePlaces(JobDir(tmp_path), glob).name_of(f"{tmp_path}/{path}") == name.format(tmp_path)
+    assert CheckpointFolders(JobDir(tmp_path), glob).checkpoint_name(f"{tmp_path}/{path}") == name.format(
+        tmp_path
+    )
 
 
 def test_a_file_is_named_alike_behind_a_link_to_the_job_home(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "home").symlink_to("real")
-    places = SavePlaces(JobDir(tmp_path / "home"), "*")
-    assert {places.name_of(f"{tmp_path}/{home}/code/a.pt") for home in ("home", "real")} == {"./a.pt"}
+    places = CheckpointFolders(JobDir(tmp_path / "home"), "*")
+    assert {places.checkpoint_name(f"{tmp_path}/{home}/code/a.pt") for home in ("home", "real")} == {"./a.pt"}
 
 
 @pytest.mark.parametrize("ships", [True, False])
@@ -57,26 +59,26 @@ def test_what_a_link_leads_out_of_the_job_lies_there_where_the_folder_is_copied(
         folder.mkdir(parents=True)
     (code / "results").symlink_to(data)
     (code / "inner").symlink_to("out")
-    places = SavePlaces(JobDir(tmp_path / "job"), "*", ships=ships)
-    assert places.true_path(f"{code}/results/run/a.pt") == (
+    places = CheckpointFolders(JobDir(tmp_path / "job"), "*", ships=ships)
+    assert places.resolve_link(f"{code}/results/run/a.pt") == (
         f"{data}/run/a.pt" if ships else f"{code}/results/run/a.pt"
     )
     for path in (f"{code}/inner/a.pt", f"{code}/out/a.pt", "/elsewhere/a.pt"):
-        assert places.true_path(path) == path
+        assert places.resolve_link(path) == path
 
 
 def test_folders_elsewhere_are_watched_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save_places, "ELSEWHERE_MAX", 2)
-    places = SavePlaces(JobDir(tmp_path), "*")
+    monkeypatch.setattr(checkpoint_folders, "ELSEWHERE_MAX", 2)
+    places = CheckpointFolders(JobDir(tmp_path), "*")
     paths = {f"/s/{name}/step_{step}.pt": step for name in "abc" for step in (1, 2)}
-    assert len(places.written(paths, 1, finds_more=False)) == 2
-    found = {watch.prefix: own for watch, own in places.written(paths, 1, finds_more=True)}
+    assert len(places.assign_files(paths, 1, finds_more=False)) == 2
+    found = {watch.prefix: own for watch, own in places.assign_files(paths, 1, finds_more=True)}
     assert found == {"": {}, "./": {}, **{f"/s/{name}/": {"step_1.pt": 1, "step_2.pt": 2} for name in "ab"}}
 
 
 def test_another_agent_goes_on_with_the_folders_elsewhere(tmp_path: Path) -> None:
-    places, other = SavePlaces(JobDir(tmp_path), "*"), SavePlaces(JobDir(tmp_path), "*")
-    places.written({"/s/a/step_1.pt": 1, "/s/b/step_1.pt": 1}, 3, finds_more=True)
+    places, other = CheckpointFolders(JobDir(tmp_path), "*"), CheckpointFolders(JobDir(tmp_path), "*")
+    places.assign_files({"/s/a/step_1.pt": 1, "/s/b/step_1.pt": 1}, 3, finds_more=True)
     other.load(places.dump())
     assert [(watch.prefix, watch.root) for watch in other.watches] == [
         (watch.prefix, watch.root) for watch in places.watches
@@ -184,7 +186,7 @@ def test_what_a_dead_agent_had_seen_elsewhere_is_reported_by_the_next(tmp_path: 
         await later.scanner.recover()
         later.scanner.close()
         assert [(one.attempt, one.key, one.part.closed_by) for one in later.seen] == [
-            (1, f"{scratch}/#9", Closing.NONE)
+            (1, f"{scratch}/#9", CompletionReason.NONE)
         ]
 
     play(tmp_path, act)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.outputs import save_scanner
-from orchestrator.agent.outputs.save_scanner import (
+from orchestrator.agent.outputs import checkpoint_scanner
+from orchestrator.agent.outputs.checkpoint_scanner import (
     IDLE_NICENESS,
     LAST_SCAN_S_MAX,
     LOCK_FILE,
@@ -24,7 +24,7 @@ from orchestrator.agent.outputs.save_scanner import (
     Hasher,
 )
 from orchestrator.core.checkpoints import tree
-from orchestrator.core.checkpoints.save import Closing, Place
+from orchestrator.core.checkpoints.checkpoint import CompletionReason, FileLocation
 from orchestrator.core.errors import Cancelled
 from orchestrator.core.wire import reports
 from tests.support.save_bench import WAIT_S_MAX, Bench, bench, play
@@ -49,14 +49,19 @@ def test_a_save_is_reported_with_the_steps_made_by_then_and_afterwards_with_its_
     assert isinstance(seen, reports.SaveSeen) and isinstance(hashed, reports.SaveHashed)
     assert (seen.attempt, seen.key, seen.series, seen.main) == (1, "step_5", "step_#", "step_5")
     part = seen.part
-    assert (part.host, part.root, part.steps, part.closed_by) == ("node-0", str(found.root), 5, Closing.STEPS)
-    assert [piece.name for piece in part.pieces] == ["step_5/a.pt", "step_5/b.pt"] and part.reading.step == 5
-    digests = [hashlib.sha256((found.root / piece.name).read_bytes()).hexdigest() for piece in part.pieces]
+    assert (part.host, part.root, part.steps, part.closed_by) == (
+        "node-0",
+        str(found.root),
+        5,
+        CompletionReason.STEPS,
+    )
+    assert [piece.name for piece in part.files] == ["step_5/a.pt", "step_5/b.pt"] and part.reading.step == 5
+    digests = [hashlib.sha256((found.root / piece.name).read_bytes()).hexdigest() for piece in part.files]
     wanted = tuple(
-        dataclasses.replace(piece, sha256=one) for piece, one in zip(part.pieces, digests, strict=True)
+        dataclasses.replace(piece, sha256=one) for piece, one in zip(part.files, digests, strict=True)
     )
     assert hashed == reports.SaveHashed(1, "step_5", wanted)
-    assert (found.scanner.is_unfinished, found.scanner.looks) == (False, 6)
+    assert (found.scanner.is_unfinished, found.scanner.scan_count) == (False, 6)
 
 
 def test_what_was_there_before_is_not_reported_and_a_slot_is_each_time_that_it_is_written(
@@ -78,14 +83,14 @@ def test_looks_are_rarer_where_they_take_long(tmp_path: Path) -> None:
     async def act(bench: Bench) -> None:
         await bench.look()
         bench.scanner.scan(bench.ranks, bench.now_s + 1.0)
-        while bench.scanner._looking is not None:
+        while bench.scanner._scan_future is not None:
             bench.wake.clear()
             bench.scanner.scan(bench.ranks, bench.now_s + 11.0)  # it has taken 10 s
-            if bench.scanner._looking is not None:
+            if bench.scanner._scan_future is not None:
                 await bench.wake.wait()
         for after_s, is_due in ((11.0 + 9.9 / SCAN_SHARE_MAX, False), (11.0 + 10.1 / SCAN_SHARE_MAX, True)):
             bench.scanner.scan(bench.ranks, bench.now_s + after_s)
-            assert (bench.scanner._looking is not None) == is_due
+            assert (bench.scanner._scan_future is not None) == is_due
 
     play(tmp_path, act)
 
@@ -96,8 +101,8 @@ def test_an_attempt_is_over_once_all_that_its_last_look_found_is_reported(tmp_pa
         bench.save("last.pt", 20.0)
         bench.ranks.processes[0].exit_code = 0
         await bench.finish()
-        assert [(one.main, one.part.closed_by) for one in bench.seen] == [("last.pt", Closing.END)]
-        assert not bench.scanner.is_finishing and bench.scanner.looks == -1
+        assert [(one.main, one.part.closed_by) for one in bench.seen] == [("last.pt", CompletionReason.END)]
+        assert not bench.scanner.is_finishing and bench.scanner.scan_count == -1
 
     play(tmp_path, act)
 
@@ -113,7 +118,7 @@ def test_what_a_killed_rank_was_writing_is_reported_without_an_end(tmp_path: Pat
     found = {
         one.main: (one.part.closed_by, bool(one.part.reading.faults)) for one in play(tmp_path, act).seen
     }
-    assert found == {"step_5.pt": (Closing.NONE, False), "step_6.pt": (Closing.NONE, True)}
+    assert found == {"step_5.pt": (CompletionReason.NONE, False), "step_6.pt": (CompletionReason.NONE, True)}
 
 
 def test_an_agent_that_is_told_not_to_look_does_not(tmp_path: Path) -> None:
@@ -124,7 +129,7 @@ def test_an_agent_that_is_told_not_to_look_does_not(tmp_path: Path) -> None:
         await bench.finish()
 
     for found in (play(tmp_path / "a", act, finds_checkpoints=False), play(tmp_path / "b", act, looks=False)):
-        assert found.reports == [] and found.scanner.looks == -1
+        assert found.reports == [] and found.scanner.scan_count == -1
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -167,13 +172,13 @@ def test_of_two_agents_one_looks_and_the_other_goes_on_when_its_ranks_have_ended
         other.step(2, 30.0)
         await first.look(2)
         await other.look(2)
-        assert (first.mains, other.mains, other.scanner.looks) == (["step_5/a.pt"[:6]], [], -1)
+        assert (first.mains, other.mains, other.scanner.scan_count) == (["step_5/a.pt"[:6]], [], -1)
         await first.finish()
         other.save("step_5/b.pt", 40.0)
         other.save("step_6/a.pt", 40.0)
         other.step(3, 50.0)
         await other.look(3)
-        assert other.mains == ["step_5", "step_6"] and other.scanner.looks == 3
+        assert other.mains == ["step_5", "step_6"] and other.scanner.scan_count == 3
         assert other.seen[0].part.stale == ()
         other.scanner.close()
 
@@ -192,9 +197,9 @@ def test_what_a_dead_agent_had_not_reported_the_next_one_reports(tmp_path: Path)
         later = bench(tmp_path)
         await later.scanner.recover()
         assert [(one.attempt, one.main, one.part.closed_by) for one in later.seen] == [
-            (1, "step_6.pt", Closing.NONE)
+            (1, "step_6.pt", CompletionReason.NONE)
         ]
-        assert later.scanner.looks == -1
+        assert later.scanner.scan_count == -1
         later.scanner.begin(2)
         await later.look(2)
         assert len(later.seen) == 1, "they are of the attempt before"
@@ -228,7 +233,7 @@ def test_whatever_a_dead_agent_has_left_the_next_one_begins(tmp_path: Path, left
 def test_a_save_that_does_not_fit_into_a_message_is_named_and_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(save_scanner, "LINE_BYTES_MAX", 3_000)
+    monkeypatch.setattr(checkpoint_scanner, "LINE_BYTES_MAX", 3_000)
 
     async def act(bench: Bench) -> None:
         await bench.look()
@@ -268,7 +273,7 @@ def test_a_disk_that_does_not_answer_holds_up_neither_the_loop_nor_for_ever_the_
     async def act(bench: Bench) -> None:
         bench.scanner.scan(bench.ranks, bench.now_s)
         bench.save("step_5.pt", 20.0)
-        assert bench.reports == [] and bench.scanner.looks == 0
+        assert bench.reports == [] and bench.scanner.scan_count == 0
         assert not bench.scanner.finish(bench.ranks, bench.now_s)
         assert not bench.scanner.finish(bench.ranks, bench.now_s + LAST_SCAN_S_MAX - 1.0)
         assert bench.scanner.finish(bench.ranks, bench.now_s + LAST_SCAN_S_MAX)
@@ -284,10 +289,10 @@ def test_a_discarded_save_is_deleted_in_the_thread(tmp_path: Path) -> None:
         bench.save("step_5.pt", 20.0)
         about = (bench.root / "step_5.pt").stat()
         await bench.look()
-        piece = tree.look(bench.root).files["step_5.pt"]
+        piece = tree.scan(bench.root).files["step_5.pt"]
         assert piece.size_bytes == about.st_size
         bench.scanner.discard(
-            saved(1, main="step_5.pt", pieces=(piece,), places=(Place("n", str(bench.root)),))
+            saved(1, main="step_5.pt", pieces=(piece,), places=(FileLocation("n", str(bench.root)),))
         )
         await bench.look()
         assert not (bench.root / "step_5.pt").exists()
@@ -301,7 +306,7 @@ def test_a_discarded_save_is_deleted_in_the_thread(tmp_path: Path) -> None:
 def test_hashing_is_paced_hurried_at_the_end_and_given_up_when_the_agent_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(save_scanner, "HASH_BYTES_PER_S", 1.0)
+    monkeypatch.setattr(checkpoint_scanner, "HASH_BYTES_PER_S", 1.0)
     hasher = Hasher()
 
     def read(pace: Callable[[int], None]) -> None:
@@ -309,10 +314,10 @@ def test_hashing_is_paced_hurried_at_the_end_and_given_up_when_the_agent_leaves(
         for _ in range(1000):
             pace(1_000_000)
 
-    hasher.is_hurried = True
+    hasher.is_unthrottled = True
     began = threading.Event()
     hasher.run(read).result(WAIT_S_MAX)
-    hasher.is_hurried = False
+    hasher.is_unthrottled = False
     began.clear()
     slow, waiting = hasher.run(read), hasher.run(read)
     assert began.wait(WAIT_S_MAX)
@@ -343,7 +348,7 @@ def test_a_file_that_is_written_again_while_it_is_hashed_has_no_digest(tmp_path:
         for count in range(3, 5):
             bench.now_s += 1000.0
             bench.step(count, 30.0)
-            while bench.scanner.looks_done < 3 and not bench.reports:
+            while bench.scanner.scans_done < 3 and not bench.reports:
                 bench.wake.clear()
                 bench.scanner.scan(bench.ranks, bench.now_s)
                 if bench.reports or not bench.is_busy:

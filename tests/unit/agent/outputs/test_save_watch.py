@@ -13,9 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.agent.outputs import save_watch
-from orchestrator.agent.outputs.save_watch import UNFINISHED_S_MAX, Change, Moment, SaveWatch
-from orchestrator.core.checkpoints.save import Closing, Piece
+from orchestrator.agent.outputs import checkpoint_watch
+from orchestrator.agent.outputs.checkpoint_watch import (
+    UNFINISHED_S_MAX,
+    CheckpointWatch,
+    GroupChange,
+    ScanContext,
+)
+from orchestrator.core.checkpoints.checkpoint import CheckpointFile, CompletionReason
 from tests.support.saved_files import SAVED_NS, Model, S, adam, distributed, torch_save, write, write_all
 from tests.support.unprivileged import unprivileged
 
@@ -25,7 +30,7 @@ class Place:
     """A place with its watch, and a rank that makes a step before each look while it `steps`."""
 
     root: Path
-    watch: SaveWatch
+    watch: CheckpointWatch
     made: int = 1
     steps: bool = True
     now_s: float = 1000.0
@@ -35,22 +40,22 @@ class Place:
         for name in names:
             write(self.root / name, data, at_ns)
 
-    def look(self, **moment: bool) -> list[Change]:
+    def look(self, **moment: bool) -> list[GroupChange]:
         self.made += self.steps
         self.now_s += 1.0
-        return self.watch.look(Moment(self.now_s, lambda: {0: self.made}, **moment), self.written)
+        return self.watch.scan(ScanContext(self.now_s, lambda: {0: self.made}, **moment), self.written)
 
     def looks(self, count: int = 2) -> list[str]:
         """Look so many times; return what was reported."""
         return [change.group.main for _ in range(count) for change in self.look()]
 
-    def end(self, *, well: bool = False) -> dict[str, Closing]:
+    def end(self, *, well: bool = False) -> dict[str, CompletionReason]:
         """Look a last time."""
         return {change.group.main: change.closed_by for change in self.look(ended=True, ended_well=well)}
 
 
 def begun(root: Path, glob: str = "*") -> Place:
-    watch = SaveWatch(root, glob)
+    watch = CheckpointWatch(root, glob)
     watch.begin(1)
     return Place(root, watch)
 
@@ -66,7 +71,7 @@ def test_a_save_counts_once_every_rank_has_made_a_step_since_a_look_saw_it(place
     assert place.looks(3) == [] and place.watch.is_unfinished
     place.made += 1
     (change,) = place.look()
-    assert (change.group.main, change.closed_by, change.stale) == ("step_10", Closing.STEPS, ())
+    assert (change.group.main, change.closed_by, change.stale) == ("step_10", CompletionReason.STEPS, ())
     assert [piece.name for piece in change.pieces] == ["step_10/a.pt", "step_10/b.pt"]
     assert (change.steps, change.reading.step) == (1, 10)
     assert place.looks(2) == [] and not place.watch.is_unfinished
@@ -95,7 +100,11 @@ def test_a_hook_says_at_which_step_a_file_was_written(place: Place) -> None:
 
 
 def test_what_hooks_saw_opened_counts_after_the_next_step_also_in_a_last_look(tmp_path: Path) -> None:
-    for noted, closing in ({"a_7.pt": 7}, Closing.STEPS), ({"a_7.pt": 9}, Closing.NONE), ({}, Closing.NONE):
+    for noted, closing in (
+        ({"a_7.pt": 7}, CompletionReason.STEPS),
+        ({"a_7.pt": 9}, CompletionReason.NONE),
+        ({}, CompletionReason.NONE),
+    ):
         place = begun(tmp_path / str(len(noted) + max(noted.values(), default=0)))
         place.made, place.written = 8, noted
         place.write("a_7.pt")
@@ -103,7 +112,7 @@ def test_what_hooks_saw_opened_counts_after_the_next_step_also_in_a_last_look(tm
     place = begun(tmp_path / "two")
     place.made, place.written = 8, {"step_7/a.pt": 7}
     place.write("step_7/a.pt", "step_7/b.pt")
-    assert place.end() == {"step_7": Closing.NONE}, "nobody has seen the other one opened"
+    assert place.end() == {"step_7": CompletionReason.NONE}, "nobody has seen the other one opened"
 
 
 def test_what_changes_between_two_looks_does_not_count_yet(place: Place) -> None:
@@ -154,8 +163,8 @@ def test_without_steps_a_second_one_of_a_series_shows_that_they_are_saves(place:
     assert place.looks(2) == [], "the second may still be written"
     first, second = place.look()
     assert (first.group.main, second.group.main) == ("step_1.pt", "step_2.pt")
-    assert second.closed_by is Closing.SILENCE
-    assert place.end(well=True) == {"vocab.pt": Closing.END}
+    assert second.closed_by is CompletionReason.NO_WRITES
+    assert place.end(well=True) == {"vocab.pt": CompletionReason.END}
 
 
 def test_without_steps_a_name_that_is_written_again_is_a_save(place: Place) -> None:
@@ -169,16 +178,16 @@ def test_without_steps_a_name_that_is_written_again_is_a_save(place: Place) -> N
 @pytest.mark.parametrize(
     ("made", "steps", "looks", "well", "closed_by"),
     [
-        (1, True, 1, False, Closing.STEPS),
-        (1, False, 1, True, Closing.END),
-        (1, False, 99, False, Closing.NONE),
-        (0, False, 0, True, Closing.END),
-        (0, False, 1, False, Closing.NONE),
-        (0, False, 3, False, Closing.SILENCE),
+        (1, True, 1, False, CompletionReason.STEPS),
+        (1, False, 1, True, CompletionReason.END),
+        (1, False, 99, False, CompletionReason.NONE),
+        (0, False, 0, True, CompletionReason.END),
+        (0, False, 1, False, CompletionReason.NONE),
+        (0, False, 3, False, CompletionReason.NO_WRITES),
     ],
 )
 def test_at_the_end_all_that_is_new_is_reported_with_what_is_known_of_it(
-    place: Place, made: int, steps: bool, looks: int, well: bool, closed_by: Closing
+    place: Place, made: int, steps: bool, looks: int, well: bool, closed_by: CompletionReason
 ) -> None:
     place.made, place.steps = made, steps
     place.write("ckpt.pt")
@@ -290,10 +299,10 @@ def test_a_link_to_a_save_is_no_second_one(place: Place) -> None:
 def test_of_many_saves_at_once_the_newest_of_like_names_count_and_the_others_are_said_to_be_left_out(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(save_watch, "ALIKE_DONE_MAX", 2)
+    monkeypatch.setattr(checkpoint_watch, "ALIKE_DONE_MAX", 2)
     place.write("model_7.ckpt", *(f"step_{number}.pt" for number in range(1, 6)))
     assert place.looks() == ["step_4.pt", "step_5.pt", "model_7.ckpt"]
-    assert place.watch.cut == "3 of 6 checkpoints written at once are left out, the oldest"
+    assert place.watch.incomplete_reason == "3 of 6 checkpoints written at once are left out, the oldest"
     assert place.looks() == [], "for good"
 
 
@@ -314,12 +323,12 @@ def test_what_cannot_be_read_now_is_named_and_reported_when_it_can_be(place: Pla
     place.write("step_1/a.pt", "step_2/a.pt")
     with unprivileged(place.root):
         (place.root / "step_1").chmod(0)
-        assert place.looks() == ["step_2"] and place.watch.cut == "step_1: Permission denied"
+        assert place.looks() == ["step_2"] and place.watch.incomplete_reason == "step_1: Permission denied"
         (place.root / "step_1").chmod(0o755)
         (place.root / "step_1/a.pt").chmod(0)
         (change,) = [*place.look(), *place.look()]
         assert change.reading.faults or change.reading.is_unsure
-    assert place.watch.cut == ""
+    assert place.watch.incomplete_reason == ""
 
 
 def test_a_place_that_comes_late_or_goes_is_no_error(tmp_path: Path) -> None:
@@ -337,12 +346,15 @@ def test_another_agent_goes_on_where_one_left_off(tmp_path: Path) -> None:
     place.write("step_1.pt", "latest/a.pt")
     assert sorted(place.looks()) == ["latest/a.pt", "step_1.pt"]
     place.write("step_2.pt")
-    other = Place(tmp_path, SaveWatch(tmp_path, "*"))
+    other = Place(tmp_path, CheckpointWatch(tmp_path, "*"))
     other.watch.load(json.loads(json.dumps(place.watch.dump())))
     assert (other.watch.attempt, other.watch.seen) == (1, place.watch.seen)
     other.made = place.made
     assert other.looks() == ["step_2.pt"]
-    assert (other.watch.before, other.watch.baseline) == (place.watch.before, place.watch.baseline)
+    assert (other.watch.last_complete, other.watch.baseline) == (
+        place.watch.last_complete,
+        place.watch.baseline,
+    )
 
 
 NAMES = st.sampled_from(
@@ -359,10 +371,10 @@ def test_whatever_happens_the_last_version_of_all_that_is_new_is_reported_once(
 ) -> None:
     root = tmp_path_factory.mktemp("place")
     write(root / "old.pt", at_ns=SAVED_NS)
-    place, at_ns, reported = begun(root), SAVED_NS, dict[str, tuple[Piece, ...]]()
+    place, at_ns, reported = begun(root), SAVED_NS, dict[str, tuple[CheckpointFile, ...]]()
     place.steps = False
 
-    def take(changes: list[Change]) -> None:
+    def take(changes: list[GroupChange]) -> None:
         for change in changes:
             assert reported.get(change.group.key) != change.pieces, "the same is not reported twice"
             reported[change.group.key] = change.pieces

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator.agent.outputs import written_folders
-from orchestrator.agent.outputs.save_watch import Moment, SaveWatch
+from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch, ScanContext
 from orchestrator.agent.outputs.written_folders import DATA_FILES_MIN, WrittenFolders
 from tests.support.saved_files import SAVED_NS, S, torch_save, write
 
@@ -38,11 +38,11 @@ class Place:
 
     def look(self, *written: str) -> list[str]:
         """Return the files that count."""
-        return sorted(self.folders.look(written)[0].files)
+        return sorted(self.folders.scan(written)[0].files)
 
     def shown(self, *written: str) -> list[str]:
         """Return those that come into sight only now."""
-        return sorted(self.folders.look(written)[1])
+        return sorted(self.folders.scan(written)[1])
 
 
 @pytest.fixture
@@ -87,17 +87,17 @@ def test_a_linked_folder_counts_once_a_rank_wrote_behind_it(place: Place, tmp_pa
     write(tmp_path / "results" / "old.pt")
     assert place.folders.begin().files == {} and place.look() == []
     write(tmp_path / "results" / "new.pt")
-    found, shown = place.folders.look(["results/new.pt"])
+    found, shown = place.folders.scan(["results/new.pt"])
     assert (sorted(found.files), shown) == (["results/new.pt", "results/old.pt"], {"results/old.pt"})
 
 
 def test_what_was_behind_a_link_before_is_not_the_attempts(place: Place, tmp_path: Path) -> None:
     (place.root / "results").symlink_to(tmp_path / "results")
     write(tmp_path / "results" / "old_1.pt", torch_save({"step": 1}))
-    watch = SaveWatch(place.root, "*", folders=place.folders)
+    watch = CheckpointWatch(place.root, "*", folders=place.folders)
     watch.begin(1)
     write(tmp_path / "results" / "new_2.pt", torch_save({"step": 2}))
-    looks = [watch.look(Moment(steps, {0: steps}.copy), {"results/new_2.pt": 7}) for steps in (8, 9, 10)]
+    looks = [watch.scan(ScanContext(steps, {0: steps}.copy), {"results/new_2.pt": 7}) for steps in (8, 9, 10)]
     changes = [change for look in looks for change in look]
     assert [(change.group.main, change.steps) for change in changes] == [("results/new_2.pt", 7)]
 
@@ -106,13 +106,13 @@ def test_another_agent_takes_nothing_that_was_brought_for_the_attempts(place: Pl
     place.write(*(f"data/{number}.npy" for number in range(DATA_FILES_MIN + 1)))
     (place.root / "results").symlink_to(tmp_path / "results")
     write(tmp_path / "results" / "old_1.pt", torch_save({"step": 1}))
-    first, second = (SaveWatch(place.root, "*", folders=WrittenFolders(place.root)) for _ in range(2))
+    first, second = (CheckpointWatch(place.root, "*", folders=WrittenFolders(place.root)) for _ in range(2))
     first.begin(1)
     write(tmp_path / "results" / "new_2.pt", torch_save({"step": 2}))
-    running, over = Moment(1.0, lambda: {0: 9}), Moment(60.0, lambda: {0: 9}, ended=True)
-    assert first.look(running, {"results/new_2.pt": 7}) == []
+    running, over = ScanContext(1.0, lambda: {0: 9}), ScanContext(60.0, lambda: {0: 9}, ended=True)
+    assert first.scan(running, {"results/new_2.pt": 7}) == []
     second.load(json.loads(json.dumps(first.dump())))
-    assert [change.group.main for change in second.look(over)] == ["results/new_2.pt"]
+    assert [change.group.main for change in second.scan(over)] == ["results/new_2.pt"]
 
 
 @pytest.mark.parametrize("written", [(), ("cache/a.pt",)])
@@ -133,9 +133,9 @@ def test_a_file_that_is_overwritten_in_place_is_seen(place: Place) -> None:
     place.write("out/last.pt")
     place.folders.begin()
     assert [place.look() for _ in range(3)] == [["out/last.pt"]] * 3
-    before = place.folders.look(())[0].files["out/last.pt"]
+    before = place.folders.scan(())[0].files["out/last.pt"]
     place.write("out/last.pt", data=b"longer")
-    after = place.folders.look(())[0].files["out/last.pt"]
+    after = place.folders.scan(())[0].files["out/last.pt"]
     assert (before.size_bytes, after.size_bytes) == (1, 6) and after.mtime_ns > before.mtime_ns
 
 
@@ -159,7 +159,7 @@ def test_too_many_files_that_a_rank_made_are_said_to_be_left_out(
         *(f"samples/{number}.bin" for number in range(4)),
         *(f"dcp/__{number}_0.distcp" for number in range(4)),
     )
-    found, _ = place.folders.look(())
+    found, _ = place.folders.scan(())
     assert (len(found.files), found.cut) == (4, "samples has more than 3 files")
     assert all(name.startswith("dcp/") for name in found.files), "a sharded checkpoint may have many"
 

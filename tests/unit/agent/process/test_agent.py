@@ -18,12 +18,12 @@ from orchestrator.agent.hang import inspector
 from orchestrator.agent.process.agent import Agent
 from orchestrator.agent.process.attempt import NodeAttempt
 from orchestrator.agent.ranks.processes import NodeRanks, RankProcess, RanksGoal
-from orchestrator.core.checkpoints.save import Piece, Place, SaveState
+from orchestrator.core.checkpoints.checkpoint import CheckpointFile, CheckpointState, FileLocation
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
 from orchestrator.core.jobdir.plan import PlannedSlurm
 from orchestrator.core.settings.rank_env import NodePlan
-from orchestrator.core.settings.rank_settings import Layers
+from orchestrator.core.settings.rank_settings import EnvLayers
 from orchestrator.core.wire import orders, reports
 from orchestrator.supervisor import allocation_claim
 from tests.support import fake_host
@@ -64,7 +64,10 @@ def _running(agent: Agent, folder: Path) -> NodeRanks:
     """Let an agent have the ranks of attempt 2."""
     ranks = Gone(2, JobDir(folder), "node-0")
     ranks.begin()
-    agent._attempt, agent._latest = NodeAttempt(ranks, agent._scanner, agent._link.report, agent._note), 2
+    agent._attempt, agent._latest_attempt = (
+        NodeAttempt(ranks, agent._scanner, agent._link.report, agent._note),
+        2,
+    )
     return ranks
 
 
@@ -89,9 +92,9 @@ def test_ranks_are_stopped_after_the_time_of_the_fence_without_contact_and_witho
     agent._tick(now_s + FENCE_S + 19.0)
     ranks.progress_at = now_s + 40.0
     agent._tick(now_s + FENCE_S + 39.0)
-    assert (ranks.want, _reports(agent)) == (RanksGoal.RUN, [])
+    assert (ranks.goal, _reports(agent)) == (RanksGoal.RUN, [])
     agent._tick(now_s + FENCE_S + 41.0)
-    assert ranks.want is RanksGoal.STOP and reports.Stopped(2, "ended") in _reports(agent)
+    assert ranks.goal is RanksGoal.STOP and reports.Stopped(2, "ended") in _reports(agent)
 
 
 def test_an_agent_goes_by_itself_for_as_long_as_it_was_told(tmp_path: Path) -> None:
@@ -101,7 +104,7 @@ def test_an_agent_goes_by_itself_for_as_long_as_it_was_told(tmp_path: Path) -> N
     wants = []
     for after_s in (-1.0, 1.0):
         agent._tick(now_s + 3 * FENCE_S + after_s)
-        wants.append(ranks.want)
+        wants.append(ranks.goal)
     assert wants == [RanksGoal.RUN, RanksGoal.STOP]
 
 
@@ -109,7 +112,7 @@ def test_neither_a_script_nor_its_ranks_start_once_their_attempt_was_told_to_sto
     """Setup lines may end, or the order to start come, after the order to stop."""
     agent = _agent(tmp_path)
     agent._obey(orders.Stop(2, 1.0))
-    agent._launch(NodePlan(PREPARE.plan, agent._job, "node-0", 2, PREPARE.nodes), Layers({}, {}, {}))
+    agent._launch(NodePlan(PREPARE.plan, agent._job, "node-0", 2, PREPARE.nodes), EnvLayers({}, {}, {}))
     agent._preparation.ready = reports.Prepared(2, "", 29400, (), 1)
     agent._obey(START)
     assert agent._ranks is None and _reports(agent) == [reports.Stopped(2, "asked")]
@@ -124,7 +127,7 @@ def test_ranks_that_make_steps_are_not_left_alone_as_long_as_others(
     agent._obey(orders.Fence(2, 2 * FENCE_S, 3 * FENCE_S))
     agent._obey(orders.Fence(1, 9 * FENCE_S, 9 * FENCE_S))
     agent._tick(now_s + 2 * FENCE_S + 1.0)
-    assert ranks.want is RanksGoal.STOP
+    assert ranks.goal is RanksGoal.STOP
 
 
 def test_ranks_that_have_long_made_steps_without_a_supervisor_are_left_alone_for_longer(
@@ -143,7 +146,7 @@ def test_ranks_that_have_long_made_steps_without_a_supervisor_are_left_alone_for
         ranks.progress_at = now_s + stepped_s
         agent._link.connected_at = now_s + connected_s
         agent._tick(now_s + stepped_s + quiet_s * FENCE_S)
-        wants.append(ranks.want)
+        wants.append(ranks.goal)
     assert wants == [RanksGoal.STOP, RanksGoal.RUN, RanksGoal.STOP, RanksGoal.STOP]
 
 
@@ -166,7 +169,7 @@ def test_on_the_machine_of_the_supervisor_there_is_no_fence(tmp_path: Path) -> N
     agent = _agent(tmp_path, fence_s=None)
     ranks = _running(agent, tmp_path)
     agent._tick(time.monotonic() + 1e6)
-    assert ranks.want is RanksGoal.RUN
+    assert ranks.goal is RanksGoal.RUN
 
 
 def test_an_order_of_a_stale_attempt_is_not_obeyed(tmp_path: Path) -> None:
@@ -214,7 +217,7 @@ def test_a_stop_leaves_ranks_the_grace_that_it_names(tmp_path: Path, saves: bool
     agent._obey(fake_host.prepare(2, slurm=PlannedSlurm((), "USR1")))
     ranks, now_s = _running(agent, tmp_path), time.monotonic()
     agent._obey(orders.Stop(2, 7.0, saves))
-    assert (ranks.want, ranks.how, ranks.signum) == (RanksGoal.STOP, "asked", signum)
+    assert (ranks.goal, ranks.how, ranks.signum) == (RanksGoal.STOP, "asked", signum)
     assert now_s + 7.0 <= ranks.kill_at <= time.monotonic() + 7.0
 
 
@@ -251,10 +254,10 @@ def test_the_last_save_is_reported_before_the_word_that_the_attempt_is_over(tmp_
         agent = _agent(tmp_path, finds_checkpoints=True)
         ranks = _running(agent, tmp_path)
         agent._scanner.begin(2)
-        while agent._scanner._beginning is not None:
+        while agent._scanner._begin_future is not None:
             agent._wake.clear()
             agent._scanner.scan(ranks, 0.0)
-            if agent._scanner._beginning is not None:
+            if agent._scanner._begin_future is not None:
                 await asyncio.wait_for(agent._wake.wait(), 20.0)
         (job.checkpoints / "last.pt").write_bytes(b"weights")
         agent._obey(orders.Stop(2, 0.0))
@@ -274,12 +277,12 @@ def test_a_heartbeat_says_how_often_the_node_has_looked_for_saves(tmp_path: Path
         agent._link._line, agent._link._is_caught_up = line, True  # type: ignore[assignment]
         ranks = _running(agent, tmp_path)
         agent._scanner.begin(2)
-        while agent._scanner.looks < 1:
+        while agent._scanner.scan_count < 1:
             agent._wake.clear()
             agent._scanner.scan(ranks, 1e9)
-            if agent._scanner.looks < 1:
+            if agent._scanner.scan_count < 1:
                 await asyncio.wait_for(agent._wake.wait(), 20.0)
-        agent._beat_due = 0.0
+        agent._beat_due_s = 0.0
         agent._tick(0.0)
         agent._scanner.close()
         return [sent for sent in line.sent if isinstance(sent, reports.Heartbeat)]
@@ -318,7 +321,7 @@ def test_an_agent_whose_job_goes_on_in_another_allocation_leaves_with_its_ranks(
     assert agent._lost_supervisor is not None
     fake_host.wait_for(agent._lost_supervisor._newer_allocation.check, "the name of the other allocation")
     agent._tick(unheard_s)
-    assert agent._leaving and ranks.want is RanksGoal.STOP
+    assert agent._leaving and ranks.goal is RanksGoal.STOP
 
 
 def _prepared(folder: Path, order: orders.PrepareNode) -> reports.ReliableReport:
@@ -348,8 +351,8 @@ def test_the_first_node_of_the_gang_looks_for_a_port_and_a_spare_does_not(tmp_pa
 @pytest.mark.parametrize("deep", [True, False])
 def test_a_save_that_is_not_as_it_was_on_this_host_is_not_started_from(tmp_path: Path, deep: bool) -> None:
     path = write(tmp_path / "checkpoints/a.pt", b"weights", SAVED_NS)
-    piece = Piece("a.pt", 7, SAVED_NS, hashlib.sha256(b"weights").hexdigest())
-    save = saved(1, main="a.pt", pieces=(piece,), places=(Place("node-0", str(path.parent)),))
+    piece = CheckpointFile("a.pt", 7, SAVED_NS, hashlib.sha256(b"weights").hexdigest())
+    save = saved(1, main="a.pt", pieces=(piece,), places=(FileLocation("node-0", str(path.parent)),))
     order = replace(PREPARE, save=save, deep=deep)
     assert _prepared(tmp_path, order) == reports.Prepared(2, "", 0, ())
     write(path, b"wrights", SAVED_NS)
@@ -370,8 +373,8 @@ def test_a_save_that_is_not_as_it_was_on_this_host_is_not_started_from(tmp_path:
 def test_torn_saves_are_moved_out_of_the_scripts_way_before_an_attempt(tmp_path: Path) -> None:
     write(tmp_path / "checkpoints/step_5/a.pt", b"wei", SAVED_NS)
     torn = saved(
-        1, main="step_5", pieces=(Piece("step_5/a.pt", 3, SAVED_NS),), why="a.pt is cut off", state=SaveState.TORN,
-        places=(Place("node-0", f"{tmp_path}/checkpoints"),),
+        1, main="step_5", pieces=(CheckpointFile("step_5/a.pt", 3, SAVED_NS),), why="a.pt is cut off", state=CheckpointState.TORN,
+        places=(FileLocation("node-0", f"{tmp_path}/checkpoints"),),
     )  # fmt: skip
     assert _prepared(tmp_path, replace(PREPARE, torn=(torn,))) == reports.Prepared(2, "", 0, ())
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".step_5.torn-attempt-1"]
@@ -387,8 +390,8 @@ def test_a_folder_that_was_begun_after_the_save_of_an_attempt_is_moved_if_it_is_
     write(place / "step_5/a.pt", b"weights", SAVED_NS)
     os.utime(place / "step_5", ns=(0, 0))
     (place / "step_6").mkdir()
-    pieces = (Piece("step_5/a.pt", 7, SAVED_NS),)
-    save = saved(1, main="step_5", pieces=pieces, places=(Place("", str(place)),))
+    pieces = (CheckpointFile("step_5/a.pt", 7, SAVED_NS),)
+    save = saved(1, main="step_5", pieces=pieces, places=(FileLocation("", str(place)),))
     assert _prepared(tmp_path / "job", replace(PREPARE, save=save)) == reports.Prepared(2, "", 0, ())
     left = sorted(path.name for path in place.iterdir())
     assert left == ([".step_6.torn-attempt-1", "step_5"] if is_own else ["step_5", "step_6"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.process import keeper
+from orchestrator.agent.process import agent_monitor
 from orchestrator.core import codec
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import locks
@@ -25,11 +25,11 @@ pytestmark = pytest.mark.slow
 WAIT_S_MAX = 30.0
 PROGRAM = """
 import sys, time
-from orchestrator.agent.process import keeper
+from orchestrator.agent.process import agent_monitor
 from orchestrator.core.wire import bootstrap
 
 bootstrap.GO_S_MAX = float(sys.argv[1])
-keeper.STOPPED_S_MAX = 0.1
+agent_monitor.STOPPED_S_MAX = 0.1
 
 
 def agent(config, pulse):
@@ -37,7 +37,7 @@ def agent(config, pulse):
     time.sleep(600)
 
 
-sys.exit(keeper.main(agent, is_launched=True))
+sys.exit(agent_monitor.main(agent, is_launched=True))
 """
 
 
@@ -49,7 +49,7 @@ class Keeper:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, str(go_s_max)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, cwd=Path(keeper.__file__).parents[2],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, cwd=Path(agent_monitor.__file__).parents[2],
             )  # fmt: skip
         if without_reader:
             assert self.process.stdout is not None
@@ -66,7 +66,7 @@ class Keeper:
         assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], WAIT_S_MAX)[0], "the keeper says nothing"
         line = self.process.stdout.readline()
-        return codec.loads_kind(codec.by_kind(w.Word), line) if line else None
+        return codec.loads_kind(codec.classes_by_kind(w.Reply), line) if line else None
 
     def go(self) -> None:
         self._write(w.GO)
@@ -90,7 +90,7 @@ def test_a_keeper_waits_for_its_leave_then_lets_go_of_the_line_and_starts(tmp_pa
     assert one.word() == w.Leased(())
     assert not (tmp_path / "nodes/node-0/agent.json").exists()
     one.go()
-    assert one.word() == w.KeeperUp(one.process.pid)
+    assert one.word() == w.AgentMonitorUp(one.process.pid)
     assert one.word() is None, "its standard output has ended: what is printed goes to the log"
     assert Path(f"/proc/{one.process.pid}/fd/0").readlink() == Path(os.devnull)
     one.end()
@@ -173,9 +173,9 @@ def test_the_record_names_pid_start_and_gpus(tmp_path: Path) -> None:
 STANDS_STILL_ONCE = """
 import sys, time
 from pathlib import Path
-from orchestrator.agent.process import keeper
+from orchestrator.agent.process import agent_monitor
 
-keeper.SILENT_S_MIN = 0.0
+agent_monitor.SILENT_S_MIN = 0.0
 
 
 def agent(config, pulse):
@@ -189,7 +189,7 @@ def agent(config, pulse):
         pass
 
 
-sys.exit(keeper.main(agent))
+sys.exit(agent_monitor.main(agent))
 """
 
 
@@ -199,7 +199,7 @@ def test_an_agent_whose_loop_stands_still_is_replaced_and_one_whose_loop_goes_ro
     config = fake_host.config(root=str(tmp_path), node_timeout_s=1.0)
     done = subprocess.run(
         [sys.executable, "-c", STANDS_STILL_ONCE], input=codec.dumps(config) + "\n", text=True,
-        capture_output=True, timeout=WAIT_S_MAX, cwd=Path(keeper.__file__).parents[2],
+        capture_output=True, timeout=WAIT_S_MAX, cwd=Path(agent_monitor.__file__).parents[2],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("s: replaced") == 1
@@ -208,7 +208,7 @@ def test_an_agent_whose_loop_stands_still_is_replaced_and_one_whose_loop_goes_ro
 DIES_ONCE = """
 import subprocess, sys
 from pathlib import Path
-from orchestrator.agent.process import keeper
+from orchestrator.agent.process import agent_monitor
 
 
 def agent(config, pulse):
@@ -221,7 +221,7 @@ def agent(config, pulse):
     raise ValueError("an agent that dies")
 
 
-sys.exit(keeper.main(agent))
+sys.exit(agent_monitor.main(agent))
 """
 
 
@@ -231,7 +231,7 @@ def test_a_keeper_clears_up_after_an_agent_that_died_and_starts_another_though_i
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [sys.executable, "-c", DIES_ONCE], input=codec.dumps(_config(tmp_path)).encode() + b"\n",
-            stdout=full, stderr=full, timeout=WAIT_S_MAX, cwd=Path(keeper.__file__).parents[2],
+            stdout=full, stderr=full, timeout=WAIT_S_MAX, cwd=Path(agent_monitor.__file__).parents[2],
         )  # fmt: skip
     assert done.returncode == 0
     assert procfs.stat(int((tmp_path / "child").read_text())) is None
@@ -240,7 +240,7 @@ def test_a_keeper_clears_up_after_an_agent_that_died_and_starts_another_though_i
 
 STEP = """
 import asyncio, signal, sys, time
-from orchestrator.agent.process import keeper
+from orchestrator.agent.process import agent_monitor
 
 
 def agent(config, pulse):
@@ -250,14 +250,14 @@ def agent(config, pulse):
         time.sleep(600)
 
 
-sys.exit(keeper.main(agent))
+sys.exit(agent_monitor.main(agent))
 """
 
 
 def _step(folder: Path) -> subprocess.Popen[bytes]:
     """Start a keeper as srun does."""
     process = subprocess.Popen(
-        [sys.executable, "-c", STEP], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(keeper.__file__).parents[2],
+        [sys.executable, "-c", STEP], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(agent_monitor.__file__).parents[2],
         env={"SLURMD_NODENAME": "gpu-7", "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert process.stdin is not None

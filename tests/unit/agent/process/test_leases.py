@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.process import leases
-from orchestrator.agent.process.leases import Holder, Leases, Stock
+from orchestrator.agent.process.leases import LeaseCapacity, LeaseHolder, Leases
 from orchestrator.core.errors import HostError
 from orchestrator.core.host import gpus, procfs
 from orchestrator.core.host.gpus import Gpu
-from orchestrator.core.wire.agent_config import Needs
+from orchestrator.core.wire.agent_config import LeaseNeeds
 from orchestrator.core.wire.bootstrap import Failed, RequestFailed
 
-ME = leases.me("job-a", "host-1")
-OTHER = Holder("job-b", "host-1", "eve", 4711)
+ME = leases.this_holder("job-a", "host-1")
+OTHER = LeaseHolder("job-b", "host-1", "eve", 4711)
 WAIT_S_MAX = 20.0
 
 EQUAL = (
@@ -37,10 +37,10 @@ CUT = (
 )
 
 
-def stock(count: int = 0, cores: int = 4, prefix: str = "") -> Stock:
+def stock(count: int = 0, cores: int = 4, prefix: str = "") -> LeaseCapacity:
     """Return a host of the test's own, with so many GPUs."""
     mine = prefix or f"orch-test-{uuid.uuid4().hex}"
-    return Stock(lambda: [Gpu(str(n), f"GPU-{n}", "H200") for n in range(count)], cores, mine)
+    return LeaseCapacity(lambda: [Gpu(str(n), f"GPU-{n}", "H200") for n in range(count)], cores, mine)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def held() -> Iterator[list[Leases]]:
         one.close()
 
 
-def _refusal(needs: Needs, of: Stock, who: Holder = OTHER) -> Failed:
+def _refusal(needs: LeaseNeeds, of: LeaseCapacity, who: LeaseHolder = OTHER) -> Failed:
     with pytest.raises(RequestFailed) as found:
         leases.acquire(needs, who, of)
     return found.value.reply
@@ -84,24 +84,28 @@ class _Answering:
 
 def test_no_gpu_is_given_twice_and_free_ones_go_in_order(held: list[Leases]) -> None:
     here = stock(4)
-    held.append(leases.acquire(Needs(2, 0, 0), ME, here))
-    held.append(leases.acquire(Needs(1, 0, 0), OTHER, here))
+    held.append(leases.acquire(LeaseNeeds(2, 0, 0), ME, here))
+    held.append(leases.acquire(LeaseNeeds(1, 0, 0), OTHER, here))
     assert [one.gpus for one in held] == [("0", "1"), ("2",)]
 
 
 def test_what_is_given_back_can_be_had_again(held: list[Leases]) -> None:
     here = stock(2)
-    leases.acquire(Needs(2, 0, 0), ME, here).close()
-    held.append(leases.acquire(Needs(2, 0, 0), OTHER, here))
+    leases.acquire(LeaseNeeds(2, 0, 0), ME, here).close()
+    held.append(leases.acquire(LeaseNeeds(2, 0, 0), OTHER, here))
     assert held[0].gpus == ("0", "1")
 
 
 def test_it_is_seen_who_holds_what_without_asking_for_any(held: list[Leases]) -> None:
     gpus, slots = stock(3), stock()
-    held += [leases.acquire(Needs(2, 0, 0), ME, gpus), leases.acquire(Needs(0, 3, 0), ME, slots)]
+    held += [leases.acquire(LeaseNeeds(2, 0, 0), ME, gpus), leases.acquire(LeaseNeeds(0, 3, 0), ME, slots)]
     table = Path("/proc/net/unix").read_text()
     with _Answering(*held):
-        seen = [*leases.held(gpus, table), *leases.held(slots, table), *leases.held(stock(), table)]
+        seen = [
+            *leases.list_held(gpus, table),
+            *leases.list_held(slots, table),
+            *leases.list_held(stock(), table),
+        ]
     assert [(one.count, str(one)) for one in seen] == [
         (2, f"GPUs 0, 1 held by {ME}"),
         (3, f"slots 0-2 held by {ME}"),
@@ -110,18 +114,18 @@ def test_it_is_seen_who_holds_what_without_asking_for_any(held: list[Leases]) ->
 
 def test_who_is_refused_keeps_nothing(held: list[Leases]) -> None:
     here = stock(3)
-    held.append(leases.acquire(Needs(2, 0, 0), ME, here))
+    held.append(leases.acquire(LeaseNeeds(2, 0, 0), ME, here))
     with _Answering(*held):
-        assert _refusal(Needs(2, 0, 0), here).trouble == "busy"
-    held.append(leases.acquire(Needs(1, 0, 0), OTHER, here))
+        assert _refusal(LeaseNeeds(2, 0, 0), here).trouble == "busy"
+    held.append(leases.acquire(LeaseNeeds(1, 0, 0), OTHER, here))
     assert held[1].gpus == ("2",)
 
 
 def test_it_is_told_who_has_what_is_missing(held: list[Leases]) -> None:
     here = stock(3)
-    held.append(leases.acquire(Needs(2, 0, 0), ME, here))
+    held.append(leases.acquire(LeaseNeeds(2, 0, 0), ME, here))
     with _Answering(held[0]):
-        reason = _refusal(Needs(3, 0, 0), here).reason
+        reason = _refusal(LeaseNeeds(3, 0, 0), here).reason
     assert (
         reason == f"3 GPUs wanted, 1 of 3 free; GPUs 0, 1 held by job job-a of {ME.user}, pid {os.getpid()}"
     )
@@ -132,9 +136,9 @@ def test_a_holder_that_does_not_answer_is_known_by_user_and_pid(
 ) -> None:
     monkeypatch.setattr(leases, "ASK_S_MAX", 0.05)
     here = stock(200)
-    held.append(leases.acquire(Needs(200, 0, 0), ME, here))
+    held.append(leases.acquire(LeaseNeeds(200, 0, 0), ME, here))
     began_s = time.monotonic()
-    reason = _refusal(Needs(1, 0, 0), here).reason
+    reason = _refusal(LeaseNeeds(1, 0, 0), here).reason
     assert time.monotonic() - began_s < 200 * leases.ASK_S_MAX, "it is asked once, not for each thing it has"
     assert f"a process that does not answer of {ME.user}, pid {os.getpid()}" in reason
 
@@ -142,7 +146,7 @@ def test_a_holder_that_does_not_answer_is_known_by_user_and_pid(
 @pytest.mark.slow
 def test_a_lease_ends_with_the_last_process_that_has_it() -> None:
     here = stock(1)
-    mine = leases.acquire(Needs(1, 0, 0), ME, here)
+    mine = leases.acquire(LeaseNeeds(1, 0, 0), ME, here)
     wait_fd, go_fd = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -154,11 +158,11 @@ def test_a_lease_ends_with_the_last_process_that_has_it() -> None:
     os.close(go_fd)
     os.waitpid(pid, 0)
     os.close(wait_fd)
-    leases.acquire(Needs(1, 0, 0), OTHER, here).close()
+    leases.acquire(LeaseNeeds(1, 0, 0), OTHER, here).close()
 
 
 def test_more_gpus_than_there_are_will_never_be_free() -> None:
-    refusal = _refusal(Needs(8, 0, 0), stock(4))
+    refusal = _refusal(LeaseNeeds(8, 0, 0), stock(4))
     assert refusal.trouble == "permanent" and refusal.reason == "8 GPUs wanted, the host has 4"
 
 
@@ -166,7 +170,7 @@ def test_a_host_whose_driver_fails_says_how() -> None:
     def broken() -> Sequence[Gpu]:
         raise HostError("there is no nvidia-smi on this host")
 
-    refusal = _refusal(Needs(1, 0, 0), Stock(broken, 4, "orch-test"))
+    refusal = _refusal(LeaseNeeds(1, 0, 0), LeaseCapacity(broken, 4, "orch-test"))
     assert (
         refusal.trouble == "permanent"
         and "there is no nvidia-smi" in refusal.reason
@@ -177,47 +181,47 @@ def test_a_host_whose_driver_fails_says_how() -> None:
 def test_slots_are_counted_and_never_given_twice(held: list[Leases]) -> None:
     here = stock(cores=64)
     for _ in range(2):
-        held.append(leases.acquire(Needs(0, 2, 5), ME, here))
+        held.append(leases.acquire(LeaseNeeds(0, 2, 5), ME, here))
     with _Answering(*held):
-        refusal = _refusal(Needs(0, 2, 5), here)
+        refusal = _refusal(LeaseNeeds(0, 2, 5), here)
     assert refusal.trouble == "busy" and "2 slots wanted, 1 of 5 free; slots 0-3 held by" in refusal.reason
-    held.append(leases.acquire(Needs(0, 1, 5), OTHER, here))
+    held.append(leases.acquire(LeaseNeeds(0, 1, 5), OTHER, here))
 
 
 def test_what_is_held_is_told_with_its_holder_and_for_how_long(held: list[Leases]) -> None:
     here = stock(2)
-    held.append(leases.acquire(Needs(2, 0, 0), ME, here))
+    held.append(leases.acquire(LeaseNeeds(2, 0, 0), ME, here))
     with _Answering(*held):
-        [one] = leases.held(here, procfs.text(Path("/proc/net/unix")))
-    assert (one.count, one.things, one.holder) == (2, "GPUs 0, 1", str(ME))
+        [one] = leases.list_held(here, procfs.read_text(Path("/proc/net/unix")))
+    assert (one.count, one.names, one.holder) == (2, "GPUs 0, 1", str(ME))
     assert one.for_s == pytest.approx(procfs.age_s(os.getpid()), abs=60.0)
 
 
 def test_a_job_with_more_ranks_than_cores_has_the_machine_to_itself(held: list[Leases]) -> None:
     here = stock(cores=2)
-    held.append(leases.acquire(Needs(0, 8, 0), ME, here))
+    held.append(leases.acquire(LeaseNeeds(0, 8, 0), ME, here))
     with _Answering(*held):
-        assert _refusal(Needs(0, 1, 0), here).trouble == "busy"
+        assert _refusal(LeaseNeeds(0, 1, 0), here).trouble == "busy"
 
 
 def test_slots_that_the_user_counted_are_a_limit() -> None:
-    refusal = _refusal(Needs(0, 8, 4), stock(cores=64))
+    refusal = _refusal(LeaseNeeds(0, 8, 4), stock(cores=64))
     assert refusal.trouble == "permanent" and refusal.reason == "8 slots wanted, the host has 4"
 
 
 def test_two_hosts_of_a_job_that_are_one_machine_share_its_slots(held: list[Leases]) -> None:
     here = stock(cores=2)
-    held.append(leases.acquire(Needs(0, 2, 0), ME, here))
+    held.append(leases.acquire(LeaseNeeds(0, 2, 0), ME, here))
     with _Answering(held[0]):
-        held.append(leases.acquire(Needs(0, 2, 0), leases.me("job-a", "host-2"), here))
-        assert _refusal(Needs(0, 2, 0), here).trouble == "busy"
+        held.append(leases.acquire(LeaseNeeds(0, 2, 0), leases.this_holder("job-a", "host-2"), here))
+        assert _refusal(LeaseNeeds(0, 2, 0), here).trouble == "busy"
 
 
 def test_two_hosts_of_a_job_that_are_one_machine_do_not_share_gpus(held: list[Leases]) -> None:
     here = stock(2)
-    held.append(leases.acquire(Needs(2, 0, 0), ME, here))
+    held.append(leases.acquire(LeaseNeeds(2, 0, 0), ME, here))
     with _Answering(held[0]):
-        refusal = _refusal(Needs(2, 0, 0), here, leases.me("job-a", "host-2"))
+        refusal = _refusal(LeaseNeeds(2, 0, 0), here, leases.this_holder("job-a", "host-2"))
     assert refusal.reason.endswith("holds them as host-1: name each machine once in the list of hosts")
 
 
@@ -230,7 +234,7 @@ def test_many_at_once_get_all_or_nothing() -> None:
 
     def want() -> None:
         try:
-            had.append(leases.acquire(Needs(3, 0, 0), ME, here))
+            had.append(leases.acquire(LeaseNeeds(3, 0, 0), ME, here))
         except RequestFailed as err:
             refused.append(err)
 
@@ -246,7 +250,7 @@ def test_many_at_once_get_all_or_nothing() -> None:
 
 
 def test_nothing_wanted_is_nothing_leased() -> None:
-    assert leases.acquire(Needs(0, 0, 0), ME, stock()).fds == ()
+    assert leases.acquire(LeaseNeeds(0, 0, 0), ME, stock()).fds == ()
 
 
 @pytest.mark.parametrize(
@@ -266,4 +270,4 @@ def test_nothing_wanted_is_nothing_leased() -> None:
     ],
 )
 def test_gpus_are_called_as_cuda_understands_them(text: str, ids: list[str]) -> None:
-    assert [gpu.id for gpu in gpus.listed(text)] == ids
+    assert [gpu.id for gpu in gpus.parse_gpu_list(text)] == ids

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.process.lost_supervisor import (
-    AGAIN_S,
-    ALONE_S,
-    TURN_S,
+    ORPHANED_S,
+    RETRY_S,
+    STAGGER_S,
     LostSupervisor,
     NewerAllocation,
 )
 from orchestrator.backends.slurm.allocation import Grant
 from orchestrator.brain.model import decisions as d
-from orchestrator.core.errors import NotOursError
+from orchestrator.core.errors import OwnershipLostError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.slurm import step_env
 from orchestrator.core.slurm.scontrol import is_orphaned
@@ -55,11 +55,11 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_agent_without_contact_asks_in_its_turn_and_requeues_once(asked: Path) -> None:
     notes: list[str] = []
     lost_supervisor = LostSupervisor(ENVIRON, NewerAllocation(asked, ENVIRON), 1e9, notes.append)
-    lost_supervisor.check(ALONE_S + TURN_S - 0.1)
+    lost_supervisor.check(ORPHANED_S + STAGGER_S - 0.1)
     lost_supervisor.check(0.0)
-    lost_supervisor.check(ALONE_S + TURN_S)
+    lost_supervisor.check(ORPHANED_S + STAGGER_S)
     fake_host.wait_for(lambda: notes, "the note")
-    lost_supervisor.check(ALONE_S + TURN_S + AGAIN_S - 0.1)
+    lost_supervisor.check(ORPHANED_S + STAGGER_S + RETRY_S - 0.1)
     assert asked.read_text().splitlines() == ["--oneliner show job 8", "requeue 8"]
     assert notes == ["node1 is lost, and the supervisor with it: Slurm job 8 is requeued"]
 
@@ -85,9 +85,9 @@ def _no_reader_of_an_earlier_test() -> None:
 
 
 def test_an_agent_knows_its_allocation_by_the_name_that_its_supervisor_has_for_it() -> None:
-    assert step_env.allocation(ENVIRON) == Grant("8", 1, ()).id
-    assert step_env.allocation({"SLURM_JOB_ID": "8"}) == Grant("8", 0, ()).id
-    assert step_env.allocation({}) == ""
+    assert step_env.allocation_id(ENVIRON) == Grant("8", 1, ()).id
+    assert step_env.allocation_id({"SLURM_JOB_ID": "8"}) == Grant("8", 0, ()).id
+    assert step_env.allocation_id({}) == ""
 
 
 @pytest.mark.parametrize(
@@ -152,13 +152,13 @@ def test_a_supervisor_claims_the_job_for_its_allocation_but_not_back_from_a_late
     job = JobDir(tmp_path)
     for name in ("8.0", "8.0", "8.9", "8.10", "9.0", "3.0"):  # numbers begin anew some day
         allocation_claim.claim(job, name)
-        assert allocation_claim.replaced(job, name) == ""
+        assert allocation_claim.newer_allocation(job, name) == ""
     allocation_claim.claim(job, "8.10")
     with pytest.raises(
-        NotOursError, match=r"this is allocation 8\.9, and the job continues in allocation 8\.10"
+        OwnershipLostError, match=r"this is allocation 8\.9, and the job continues in allocation 8\.10"
     ):
         allocation_claim.claim(job, "8.9")
-    assert allocation_claim.replaced(job, "8.9") == "8.10"
+    assert allocation_claim.newer_allocation(job, "8.9") == "8.10"
 
 
 def test_a_supervisor_that_gives_its_nodes_back_names_those_to_avoid() -> None:
@@ -172,18 +172,18 @@ def test_a_supervisor_that_gives_its_nodes_back_names_those_to_avoid() -> None:
             return ""
 
     requeue = d.Requeue(0.0, "too few nodes", 1, {"n2": "its disk is full"})
-    assert allocation_claim.leave(Lent(), requeue, None) == allocation_claim.REQUEUED  # type: ignore[arg-type]
+    assert allocation_claim.leave_allocation(Lent(), requeue, None) == allocation_claim.REQUEUED  # type: ignore[arg-type]
     assert asked == [{"n2": "its disk is full"}]
-    assert allocation_claim.leave(Lent(), None, d.JobEnd.FAILED) == allocation_claim.OVER  # type: ignore[arg-type]
+    assert allocation_claim.leave_allocation(Lent(), None, d.JobEnd.FAILED) == allocation_claim.OVER  # type: ignore[arg-type]
     assert len(asked) == 1
 
 
 def test_one_without_an_allocation_claims_nothing(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
     allocation_claim.claim(job, "")
-    assert not job.allocation.exists() and allocation_claim.replaced(job, "8.0") == ""
+    assert not job.allocation.exists() and allocation_claim.newer_allocation(job, "8.0") == ""
     allocation_claim.claim(job, "8.1")
-    assert allocation_claim.replaced(job, "") == ""
+    assert allocation_claim.newer_allocation(job, "") == ""
 
 
 @pytest.mark.parametrize(("there", "after"), [("8.0", "8.1"), ("8.2", "8.2")])
@@ -192,5 +192,5 @@ def test_one_that_finds_the_lock_taken_lets_the_holder_know_that_the_job_is_else
 ) -> None:
     folder = fake_slurm.job(tmp_path, "8")
     allocation_claim.claim(folder, there)
-    assert allocation_claim.announce_allocation(folder, "8.1") == allocation_claim.BUSY
+    assert allocation_claim.announce_allocation(folder, "8.1") == allocation_claim.LOCK_HELD
     assert folder.allocation.read_text() == f"{after}\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.process.supervisor_link import SupervisorLink
-from orchestrator.core.checkpoints.save import Piece
+from orchestrator.core.checkpoints.checkpoint import CheckpointFile
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import connection, orders, reports
 from orchestrator.core.wire.reports import Envelope
@@ -69,7 +69,7 @@ def _play(folder: Path, act: Callable[[Pair], Awaitable[None]]) -> None:
         (own / "endpoint").write_text(f"127.0.0.1:{port}\n")
         JobDir(folder).endpoint.write_text("127.0.0.1:9")  # as the submit machine has it
         link = SupervisorLink(config, hello, lambda order: None)
-        keeping = asyncio.create_task(link.keep())
+        keeping = asyncio.create_task(link.run())
         try:
             await act(Pair(link, links))
         finally:
@@ -87,7 +87,7 @@ def test_contact_is_proved_by_an_acknowledged_beat_from_when_that_was_sent(tmp_p
         link = pair.link
         await pair.greeted()
         before_s = link.proved_at
-        link.beat(1, (), looks=-1, has_unfinished=False)
+        link.send_heartbeat(1, (), scans=-1, has_unfinished=False)
         sent_s = time.monotonic()
         assert isinstance(await pair.hear(), Envelope)
         assert link.proved_at == before_s, "that it arrived is not known yet"
@@ -121,7 +121,7 @@ def test_a_report_is_said_on_each_new_line_until_it_is_acknowledged(tmp_path: Pa
 def test_more_reports_than_a_connection_holds_arrive_in_order_with_those_made_meanwhile(
     tmp_path: Path,
 ) -> None:
-    files = tuple(Piece(f"step-{n}/part.pt", 1, 1, "0" * 64) for n in range(200))
+    files = tuple(CheckpointFile(f"step-{n}/part.pt", 1, 1, "0" * 64) for n in range(200))
 
     async def act(pair: Pair) -> None:
         await pair.greeted()

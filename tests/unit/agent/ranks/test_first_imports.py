@@ -11,7 +11,7 @@ from orchestrator.agent.ranks import first_imports
 
 
 def _imports(text: str) -> list[str]:
-    return [":".join((one.module, *one.names)) for one in first_imports.at_top(text.encode())]
+    return [":".join((one.module, *one.names)) for one in first_imports.parse_top_imports(text.encode())]
 
 
 TOP = '''"""A training."""
@@ -55,16 +55,16 @@ def test_a_script_that_cannot_be_read_imports_nothing_and_a_long_one_is_read_to_
     assert _imports("what is this") == _imports("import a\0") == []
     assert len(_imports("import a\n" * (first_imports.IMPORTS_MAX + 1))) == first_imports.IMPORTS_MAX
     with pytest.raises(ValueError, match="not a Python with a script or module"):
-        first_imports.read((sys.executable, "absent.py"), tmp_path)
+        first_imports.read_program((sys.executable, "absent.py"), tmp_path)
 
 
 def test_no_other_file_of_the_program_is_read(tmp_path: Path) -> None:
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack/train.py").write_text("import a\nimport own\n")
     (tmp_path / "own.py").write_text("import torch\nimport os\nos.environ['OMP_NUM_THREADS'] = '1'\n")
-    source = first_imports.read((sys.executable, "-m", "pack.train"), tmp_path)
+    source = first_imports.read_program((sys.executable, "-m", "pack.train"), tmp_path)
     assert [one.module for one in source.imports] == ["a", "own"]
-    assert (source.script.name, source.imports_torch, source.sets) == ("train.py", False, "")
+    assert (source.script.name, source.imports_torch, source.sets_variable) == ("train.py", False, "")
 
 
 @pytest.mark.parametrize(
@@ -84,5 +84,5 @@ def test_torch_and_what_it_may_read_are_seen_anywhere_in_the_script(
     tmp_path: Path, line: str, sets: str
 ) -> None:
     (tmp_path / "train.py").write_text(f"import os\nbegin()\n{line}\nimport torch\n")
-    source = first_imports.read((sys.executable, "train.py"), tmp_path)
-    assert (source.imports_torch, source.sets) == (True, sets)
+    source = first_imports.read_program((sys.executable, "train.py"), tmp_path)
+    assert (source.imports_torch, source.sets_variable) == (True, sets)

@@ -242,7 +242,7 @@ def test_a_fatal_signal_leaves_the_stacks_of_all_threads_and_the_place(
     log.write_bytes(done.stdout)
     assert done.returncode == (139 if shell else -11)
     assert (b"Fatal Python error" in done.stdout) == bool(env)
-    found = failure.of_exit(rank.dir, log, 0, done.returncode)
+    found = failure.diagnose_exit(rank.dir, log, 0, done.returncode)
     assert found is not None and (found.type, str(found.where)) == ("", f"{script}:6 __init__")
     assert "json.loads('1', cls=Loader)" in found.traceback
     assert found.traceback.index(" in wait") < found.traceback.index(" in __init__")
@@ -252,7 +252,7 @@ def test_an_interrupt_has_its_place(rank: Rank) -> None:
     script, log = rank.script("def f():\n    raise KeyboardInterrupt\nf()"), rank.root / "rank.log"
     done = rank.run([sys.executable, script])
     log.write_bytes(done.stdout)
-    found = failure.of_exit(rank.dir, log, 0, done.returncode)
+    found = failure.diagnose_exit(rank.dir, log, 0, done.returncode)
     assert found is not None and str(found.where) == f"{script}:2 f"
 
 
@@ -317,7 +317,7 @@ def test_a_torch_that_knows_a_settings_new_name_is_not_shown_our_old_one(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.version", SimpleNamespace(__version__=version))
     environ = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": mine}
-    worker_server.keep_new_name(environ)
+    worker_server.drop_old_name(environ)
     assert ("TORCH_NCCL_TRACE_BUFFER_SIZE" in environ) is is_kept
 
 
@@ -359,5 +359,5 @@ def test_a_rank_that_meets_others_elsewhere_than_it_was_told_says_so(
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
     found = failure.parse_error(done.stdout.encode())
     assert (found.message if found else "") == said
-    assert found is None or found.then("in a wait") == f"{said}: in a wait"
+    assert found is None or found.describe_with("in a wait") == f"{said}: in a wait"
     assert rank.error().message == (f"{said}: EADDRINUSE" if said else "EADDRINUSE")

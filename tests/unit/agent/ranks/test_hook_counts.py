@@ -175,12 +175,12 @@ def test_a_rank_without_a_process_group_is_alone(
     rank: Rank, before: str, alone: observations.Framework | None
 ) -> None:
     steps_of(rank, f"import sys\n{before}\nfor _ in range(3): a.step()")
-    assert rank.reader().alone_with() is alone
+    assert rank.reader().framework_without_group() is alone
 
 
 def test_a_rank_that_joins_others_late_is_alone_until_then(rank: Rank) -> None:
     steps_of(rank, "for _ in range(60): a.step()\nworld.add('0', [0, 1])\na.step()")
-    assert rank.reader().alone_with() is None
+    assert rank.reader().framework_without_group() is None
 
 
 # Collective counts.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.agent.ranks.hook.files import ENDINGS, may_be_saved
-from orchestrator.core.checkpoints import names
+from orchestrator.agent.ranks.hook.files import ENDINGS, may_be_checkpoint
+from orchestrator.core.checkpoints import file_groups
 
 
 def test_the_hook_knows_every_ending_of_checkpoints() -> None:
-    assert {suffix.removeprefix(".") for suffix in names.SUFFIXES} <= ENDINGS
+    assert {suffix.removeprefix(".") for suffix in file_groups.SUFFIXES} <= ENDINGS
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ def test_the_hook_knows_every_ending_of_checkpoints() -> None:
     ],
 )  # fmt: skip
 def test_a_file_is_noted_by_its_ending_or_by_a_word_in_its_name(name: str, may_be: bool) -> None:
-    assert may_be_saved(name) == may_be
+    assert may_be_checkpoint(name) == may_be

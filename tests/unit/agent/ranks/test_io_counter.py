@@ -33,15 +33,15 @@ def test_the_bytes_of_a_process_and_its_children_add_up_and_never_shrink() -> No
     try:
         assert process.stdout.readline() == b"ready\n"
         counter, now_s = IoCounter(process.pid), 1000.0
-        counter.bytes(now_s)
+        counter.total_bytes(now_s)
         process.stdin.write(b"go\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"written\n"
-        grown = counter.bytes(now_s + 1)
+        grown = counter.total_bytes(now_s + 1)
         assert grown >= 1 << 20
         process.stdin.close()
         process.wait(RUN_S_MAX)
-        assert counter.bytes(now_s + 1 + RESCAN_S) >= grown
+        assert counter.total_bytes(now_s + 1 + RESCAN_S) >= grown
     finally:
         process.kill()
         process.wait()
@@ -49,4 +49,4 @@ def test_the_bytes_of_a_process_and_its_children_add_up_and_never_shrink() -> No
 
 
 def test_a_process_that_is_not_there_has_no_traffic() -> None:
-    assert IoCounter(999_999_999).bytes(time.monotonic()) == 0
+    assert IoCounter(999_999_999).total_bytes(time.monotonic()) == 0

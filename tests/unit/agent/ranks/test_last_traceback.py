@@ -36,7 +36,7 @@ def test_what_python_prints_is_understood(tmp_path: Path, name: str) -> None:
         timeout=60,
         check=False,
     )
-    found = failure.parse("epoch 1\n" + done.stderr + "bye\n")
+    found = failure.parse_traceback("epoch 1\n" + done.stderr + "bye\n")
     assert found is not None
     assert found.type == kind
     assert found.message.startswith(message)
@@ -52,7 +52,7 @@ def test_the_rank_prefix_of_torch_is_not_in_the_way() -> None:
         "[rank3]:     loss.backward()\n"
         "[rank3]: RuntimeError: Connection closed by peer\n"
     )
-    found = failure.parse(text)
+    found = failure.parse_traceback(text)
     assert found is not None
     assert (found.type, found.message) == ("RuntimeError", "Connection closed by peer")
     assert str(found.where) == "/code/train.py:9 step"
@@ -60,7 +60,7 @@ def test_the_rank_prefix_of_torch_is_not_in_the_way() -> None:
 
 def test_only_the_last_of_several_counts() -> None:
     one = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nValueError: {}\n'
-    found = failure.parse(one.format("first") + "caught it\n" + one.format("second"))
+    found = failure.parse_traceback(one.format("first") + "caught it\n" + one.format("second"))
     assert found is not None
     assert found.message == "second"
 
@@ -69,19 +69,19 @@ def test_only_the_last_of_several_counts() -> None:
     "text", ["", "all is well\n", 'Traceback (most recent call last):\n  File "a.py", line 1']
 )
 def test_no_whole_traceback_is_none(text: str) -> None:
-    assert failure.parse(text) is None
+    assert failure.parse_traceback(text) is None
 
 
 def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
     log = tmp_path / "rank.log"
     tail = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nValueError: x\n'
     log.write_text("é" * 100_000 + "\n" + tail)
-    found = failure.find(log)
+    found = failure.find_traceback(log)
     assert found is not None
     assert found.type == "ValueError"
     log.write_text(tail + "x" * 100_000)
-    assert failure.find(log) is None
-    assert failure.find(tmp_path / "missing.log") is None
+    assert failure.find_traceback(log) is None
+    assert failure.find_traceback(tmp_path / "missing.log") is None
 
 
 def test_what_a_watchdog_said_before_it_aborted_is_found(tmp_path: Path) -> None:
@@ -90,14 +90,14 @@ def test_what_a_watchdog_said_before_it_aborted_is_found(tmp_path: Path) -> None
         "step 7\n[rank3]:[E1121 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation timeout: "
         "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600069 milliseconds\nterminate called\n"
     )
-    found = failure.of_a_watchdog(log)
+    found = failure.find_watchdog_line(log)
     assert found is not None
     assert found.type == ""
     assert "SeqNum=9" in found.message
     log.write_text("step 7\nterminate called\n")
-    assert failure.of_a_watchdog(log) is None
+    assert failure.find_watchdog_line(log) is None
     log.write_text("terminate called\n  what():  size mismatch\n")
-    found = failure.of_a_watchdog(log)
+    found = failure.find_watchdog_line(log)
     assert found is not None and found.message == "size mismatch"
 
 
@@ -134,7 +134,7 @@ def test_a_line_that_the_tail_cuts_is_left_out(tmp_path: Path) -> None:
     log = tmp_path / "rank.log"
     rest = "x\n" * (failure.TAIL_BYTES // 2 - 8)
     log.write_text(f"the secret is hunter2-and-more NCCL error\n{rest}")
-    assert failure.of_a_watchdog(log) is None
+    assert failure.find_watchdog_line(log) is None
 
 
 TRACEBACK = (
@@ -155,7 +155,7 @@ TRACEBACK = (
 )
 def test_code_0_behind_a_traceback_has_that_exception(log: str, is_found: bool, tmp_path: Path) -> None:
     (tmp_path / "rank.log").write_text(log)
-    found = failure.of_exit(tmp_path, tmp_path / "rank.log", 0, 0)
+    found = failure.diagnose_exit(tmp_path, tmp_path / "rank.log", 0, 0)
     assert (found is not None and found.text == "ValueError: no data at train.py:8 f") == is_found
     assert is_found or found is None
 
@@ -188,7 +188,7 @@ WRAPPED = {
 @pytest.mark.parametrize("wrapper", WRAPPED)
 def test_a_wrapped_exception_is_named_by_what_was_raised(wrapper: str, tmp_path: Path) -> None:
     noted(tmp_path, 7, *WRAPPED[wrapper])
-    found = failure.of_exit(tmp_path, tmp_path / "rank.log", 7, 1)
+    found = failure.diagnose_exit(tmp_path, tmp_path / "rank.log", 7, 1)
     assert found is not None and found.text == "OSError: no disk at /code/data.py:5 load"
     assert (
         WRAPPED[wrapper][1].strip().splitlines()[0].replace("\x1b[36m", "").replace("\x1b[39m", "")
@@ -199,7 +199,7 @@ def test_a_wrapped_exception_is_named_by_what_was_raised(wrapper: str, tmp_path:
 def test_an_exception_that_is_no_wrapper_stays_what_it_is(tmp_path: Path) -> None:
     noted(tmp_path, 7, "ValueError", "no data\nsee above", f"{NESTED}{DIRECT}")
     noted(tmp_path, 8, "KeyError", "of a child")
-    found = failure.of_exit(tmp_path, tmp_path / "rank.log", 7, 1)
+    found = failure.diagnose_exit(tmp_path, tmp_path / "rank.log", 7, 1)
     assert found is not None and found.text == "ValueError: no data at /code/train.py:9 <module>"
 
 
@@ -219,14 +219,14 @@ def test_the_end_of_a_child_is_named_by_what_the_child_raised(
     (tmp_path / "rank.log").write_text(f"{'' if is_noted else NESTED}\n{own_traceback}\n")
     if is_noted:
         noted(tmp_path, 8, "OSError", "no disk")
-    found = failure.of_exit(tmp_path, tmp_path / "rank.log", 7, 1)
+    found = failure.diagnose_exit(tmp_path, tmp_path / "rank.log", 7, 1)
     assert found is not None and found.text.startswith("OSError: no disk at /code/")
     assert kind in found.traceback and "OSError: no disk" in found.traceback
 
 
 def test_a_text_below_the_last_line_of_a_traceback_is_its_message() -> None:
     text = f"{NESTED.rpartition('OSError')[0]}RuntimeError: \n        An attempt has been made to start\n"
-    found = failure.parse(text)
+    found = failure.parse_traceback(text)
     assert found is not None and found.message == "An attempt has been made to start"
 
 
@@ -234,6 +234,6 @@ def test_no_room_in_shm_is_named_with_its_size(tmp_path: Path) -> None:
     noted(
         tmp_path, 7, "RuntimeError", "unable to write to file </torch_12_345_0>: No space left on device (28)"
     )
-    found = failure.of_exit(tmp_path, tmp_path / "rank.log", 7, 1)
+    found = failure.diagnose_exit(tmp_path, tmp_path / "rank.log", 7, 1)
     assert found is not None and re.search(r"\(28\) \(/dev/shm has [\d,]+ MiB\) at ", found.text)
     assert "--shm-size" in library_errors.explain(found.message)

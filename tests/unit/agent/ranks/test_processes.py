@@ -165,8 +165,8 @@ def test_once_steps_are_made_the_signal_is_for_the_program_that_makes_them() -> 
     fork = int(first.stdout.readline())
     tree, stat = procfs.children(), procfs.stat(fork)
     assert stat is not None
-    assert spawn.scripts_of(first.pid, fork, tree, signal.SIGTERM) == [stat.ppid]
-    assert spawn.scripts_of(first.pid, 0, tree, signal.SIGTERM) == [first.pid]
+    assert spawn.find_scripts(first.pid, fork, tree, signal.SIGTERM) == [stat.ppid]
+    assert spawn.find_scripts(first.pid, 0, tree, signal.SIGTERM) == [first.pid]
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
 

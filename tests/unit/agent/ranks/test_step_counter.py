@@ -16,7 +16,7 @@ from orchestrator.agent.ranks.step_counter import NO_STEP, LastStep, StepCounter
 
 def written(path: Path, times_ns: Sequence[int], first_step: int = 1, pid: int = 7) -> StepCounter:
     """A step file as the hook would leave it after steps at these times."""
-    step_counter.create(path)
+    step_counter.create_step_file(path)
     words = [0] * (layout.STEP_FILE_BYTES // 8)
     words[layout.MAGIC_WORD] = layout.STEP_FILE_MAGIC | layout.STEP_FILE_VERSION << 32
     words[layout.PID_WORD] = pid
@@ -33,7 +33,7 @@ def seconds(*times_s: float) -> list[int]:
 
 
 def test_before_the_first_step_nothing_is_known(tmp_path: Path) -> None:
-    step_counter.create(tmp_path / "steps")
+    step_counter.create_step_file(tmp_path / "steps")
     reader = StepCounter(tmp_path / "steps")
     assert reader.read() == NO_STEP
     assert reader.rate_per_s() is None

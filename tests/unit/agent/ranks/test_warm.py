@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.host import hook_files
-from orchestrator.agent.ranks import imports_ahead, spawn, warm
+from orchestrator.agent.ranks import imports_ahead, spawn, warm_start
 from orchestrator.agent.ranks.first_imports import Import
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir.layout import JobDir
@@ -65,17 +65,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def imported(folder: Path, request: pytest.FixtureRequest) -> Iterator[warm.Template]:
+def imported(folder: Path, request: pytest.FixtureRequest) -> Iterator[warm_start.Template]:
     """Return a template of the modules and of the program's first imports, once it has said what it is."""
     one = _begun(folder, *request.param)
     yield one
     one.end()
 
 
-def _begun(folder: Path, modules: tuple[str, ...], imports: tuple[Import, ...]) -> warm.Template:
+def _begun(folder: Path, modules: tuple[str, ...], imports: tuple[Import, ...]) -> warm_start.Template:
     """Return a template that has said what it is."""
     env = {**os.environ, "PYTHONPATH": str(folder / "site-packages")}
-    one = warm.Template(folder, (sys.executable, "train.py"), env, folder / "code", modules, imports)
+    one = warm_start.Template(folder, (sys.executable, "train.py"), env, folder / "code", modules, imports)
     one.begin()
     while one.is_importing:
         time.sleep(0.01)
@@ -85,7 +85,7 @@ def _begun(folder: Path, modules: tuple[str, ...], imports: tuple[Import, ...]) 
 
 def _reason(argv: tuple[str, ...], code: Path, *, has_stepped: bool) -> str:
     try:
-        warm.source_of(argv, code, has_stepped=has_stepped)
+        warm_start.read_source(argv, code, has_stepped=has_stepped)
     except ValueError as err:
         return str(err)
     return ""
@@ -101,7 +101,7 @@ def test_a_package_that_keeps_a_process_from_being_forked_is_named_and_what_foll
     folder: Path, name: str
 ) -> None:
     one = _begun(folder, ("well",), _imports("wants", name, "lazy"))
-    assert one.is_ready and one.has.ready == ("well", "wants")
+    assert one.is_ready and one.imported.ready == ("well", "wants")
     assert one.left_out == f"{name}, which {REASONS[name]}"
     assert (procfs.stat(one.pid) or pytest.fail()).ppid == os.getpid()
     one.end()
@@ -109,7 +109,7 @@ def test_a_package_that_keeps_a_process_from_being_forked_is_named_and_what_foll
 
 @pytest.mark.slow
 @pytest.mark.parametrize("imported", [(("well",), (Import("lazy", ("Name",)),))], indirect=True)
-def test_a_name_that_is_imported_when_it_is_asked_for_is_asked_for(imported: warm.Template) -> None:
+def test_a_name_that_is_imported_when_it_is_asked_for_is_asked_for(imported: warm_start.Template) -> None:
     assert imported.left_out == "lazy, which reads LOCAL_RANK"
 
 
@@ -117,19 +117,19 @@ def test_a_name_that_is_imported_when_it_is_asked_for_is_asked_for(imported: war
 @pytest.mark.parametrize(
     "imported", [(("well", "breaks"), _imports("os", "sys", "json", "missing", "lazy"))], indirect=True
 )
-def test_python_own_modules_and_missing_ones_end_nothing(imported: warm.Template) -> None:
-    assert (imported.has.ready, imported.left_out) == (("well", "lazy"), "")
+def test_python_own_modules_and_missing_ones_end_nothing(imported: warm_start.Template) -> None:
+    assert (imported.imported.ready, imported.left_out) == (("well", "lazy"), "")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("imported", [(("well",), _imports("own", "lazy"))], indirect=True)
-def test_what_follows_a_module_of_the_program_is_left_to_ranks(imported: warm.Template) -> None:
-    assert (imported.has.ready, imported.left_out) == (("well",), "")
+def test_what_follows_a_module_of_the_program_is_left_to_ranks(imported: warm_start.Template) -> None:
+    assert (imported.imported.ready, imported.left_out) == (("well",), "")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("imported", [(("thread", "well"), ())], indirect=True)
-def test_without_the_first_module_there_is_no_template(imported: warm.Template) -> None:
+def test_without_the_first_module_there_is_no_template(imported: warm_start.Template) -> None:
     assert not imported.is_ready
     assert imported.why_fresh == "import thread started a thread"
     assert imported.fork(spawn.Program((sys.executable, "train.py"), {}, Path(), Path())) == 0
@@ -197,16 +197,16 @@ def test_a_program_that_sets_what_torch_reads_when_it_is_loaded_has_ranks_of_its
 def test_every_variable_that_a_rank_gets_when_it_starts_is_one_that_imports_may_not_read() -> None:
     at = NodePlan(jobs.plan(), JobDir(Path("/job")), "node-0", 1, ("node-0", "node-1"))
     own = rank_env(at, 0, ("127.0.0.1", 29500))
-    of_slurm = step_env.of_a_rank(0, 0, [("node-0", (0,))])
-    assert set(imports_ahead.ALONE) == own.keys() | of_slurm.keys()
+    of_slurm = step_env.rank_step_env(0, 0, [("node-0", (0,))])
+    assert set(imports_ahead.RANK_VARIABLES) == own.keys() | of_slurm.keys()
 
 
 def test_a_late_fork_is_told_from_one_that_will_never_be(tmp_path: Path) -> None:
-    (tmp_path / warm.TICKET).touch()
-    assert warm._late_fork(tmp_path / warm.TICKET) == 0
-    assert not (tmp_path / warm.TICKET).exists(), "a fork that comes now ends"
-    (tmp_path / f"{warm.TICKET}.4711").touch()
-    assert warm._late_fork(tmp_path / warm.TICKET) == 4711
-    (tmp_path / "folder" / warm.TICKET).mkdir(parents=True)
+    (tmp_path / warm_start.TICKET).touch()
+    assert warm_start._cancel_fork(tmp_path / warm_start.TICKET) == 0
+    assert not (tmp_path / warm_start.TICKET).exists(), "a fork that comes now ends"
+    (tmp_path / f"{warm_start.TICKET}.4711").touch()
+    assert warm_start._cancel_fork(tmp_path / warm_start.TICKET) == 4711
+    (tmp_path / "folder" / warm_start.TICKET).mkdir(parents=True)
     with pytest.raises(OSError):
-        warm._late_fork(tmp_path / "folder" / warm.TICKET)
+        warm_start._cancel_fork(tmp_path / "folder" / warm_start.TICKET)

@@ -15,12 +15,12 @@ import pytest
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.slurm import allocation, backend, end_causes
-from orchestrator.backends.slurm.allocation import Grant, grant_of
+from orchestrator.backends.slurm.allocation import Grant, find_grant
 from orchestrator.backends.slurm.backend import SlurmBackend
-from orchestrator.core.errors import NotOursError
+from orchestrator.core.errors import OwnershipLostError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.observations import Retryable
-from orchestrator.core.shown import Cause
+from orchestrator.core.status_types import AllocationEndCause
 from tests.support import fake_host
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ class World:
     backends: list[SlurmBackend] = field(default_factory=list)
 
     def backend(self, *, options: tuple[str, ...] = (), **environ: str) -> SlurmBackend:
-        grant = grant_of(self.job, {**ENVIRON, **environ})
+        grant = find_grant(self.job, {**ENVIRON, **environ})
         assert grant is not None
         env = {**os.environ, **ENVIRON, **environ}
         one = SlurmBackend(self.job, grant, env, self.woken.set, options)
@@ -164,7 +164,7 @@ def test_a_step_that_slurm_does_not_make_is_tried_node_by_node(world: World) -> 
     fake_host.wait_for(lambda: world.runs() == 4, "an srun for each node")
     assert len(failures) == 1
     ((node, err),) = failures.items()
-    assert f"--nodelist={node}" in world.run(2) and err.trouble is Retryable.PERMANENT
+    assert f"--nodelist={node}" in world.run(2) and err.retryable is Retryable.PERMANENT
 
 
 def test_an_agent_that_never_speaks_is_a_failure_and_its_srun_is_ended(
@@ -179,7 +179,7 @@ def test_an_agent_that_never_speaks_is_a_failure_and_its_srun_is_ended(
 def test_a_node_outside_of_the_allocation_is_refused_for_good(world: World) -> None:
     one = world.backend()
     ((node, err),) = world.launch(one, "n9")
-    assert (node, err.trouble, world.runs()) == ("n9", Retryable.PERMANENT, 0)
+    assert (node, err.retryable, world.runs()) == ("n9", Retryable.PERMANENT, 0)
 
 
 def test_an_agent_is_gone_when_srun_says_so_and_not_before(world: World) -> None:
@@ -224,15 +224,15 @@ def test_an_allocation_is_ours_only_if_it_is_the_jobs_present_one(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(allocation, "RECORD_S_MAX", 0.0)
-    assert grant_of(world.job, {}) is None
-    assert grant_of(world.job, {**ENVIRON, "SLURM_RESTART_COUNT": "2"}) == Grant("8", 2, ("n1", "n2", "n3"))
+    assert find_grant(world.job, {}) is None
+    assert find_grant(world.job, {**ENVIRON, "SLURM_RESTART_COUNT": "2"}) == Grant("8", 2, ("n1", "n2", "n3"))
     world.job.slurm.write_text('["8", "9"]')
     for number in ("8", "7"):
-        with pytest.raises(NotOursError):
-            grant_of(world.job, {**ENVIRON, "SLURM_JOB_ID": number})
+        with pytest.raises(OwnershipLostError):
+            find_grant(world.job, {**ENVIRON, "SLURM_JOB_ID": number})
 
 
-def endings(one: SlurmBackend) -> list[tuple[Cause, float | None]]:
+def endings(one: SlurmBackend) -> list[tuple[AllocationEndCause, float | None]]:
     assert one.allocation is not None
     return [(ending.cause, ending.left_s) for ending in one.allocation.endings()]
 
@@ -241,7 +241,7 @@ def test_the_signal_before_the_time_limit_is_told_with_what_is_left(world: World
     one = world.backend()
     os.kill(os.getpid(), signal.SIGUSR1)
     fake_host.wait_for(world.woken.is_set, "the news")
-    assert endings(one) == [(Cause.TIME_LIMIT, 90.0)] and endings(one) == []
+    assert endings(one) == [(AllocationEndCause.TIME_LIMIT, 90.0)] and endings(one) == []
 
 
 def test_a_signal_long_before_the_time_limit_is_no_news(
@@ -261,7 +261,7 @@ def test_a_signal_long_before_the_time_limit_is_no_news(
     world.shows(RUNNING.replace("RunTime=00:00:30", "RunTime=00:00:31"))
     os.kill(os.getpid(), signal.SIGUSR1)
     fake_host.wait_for(world.woken.is_set, "the news")
-    assert endings(one) == [(Cause.TIME_LIMIT, 89.0)]
+    assert endings(one) == [(AllocationEndCause.TIME_LIMIT, 89.0)]
 
 
 def test_a_term_is_explained_by_the_daemons_words_of_this_stay(world: World) -> None:
@@ -271,13 +271,13 @@ def test_a_term_is_explained_by_the_daemons_words_of_this_stay(world: World) -> 
     world.prints(word.format(" DUE TO PREEMPTION"))
     os.kill(os.getpid(), signal.SIGTERM)
     fake_host.wait_for(world.woken.is_set, "the news")
-    assert endings(one) == [(Cause.PREEMPTED, 7.0)]
+    assert endings(one) == [(AllocationEndCause.PREEMPTED, 7.0)]
 
 
 def test_a_signal_that_came_before_the_supervisor_is_heeded_too(world: World) -> None:
     one = world.backend(ORCH_ENDING="USR1")
     fake_host.wait_for(world.woken.is_set, "the news")
-    assert endings(one) == [(Cause.TIME_LIMIT, 90.0)]
+    assert endings(one) == [(AllocationEndCause.TIME_LIMIT, 90.0)]
 
 
 def test_a_term_that_ends_nothing_is_no_news(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +286,7 @@ def test_a_term_that_ends_nothing_is_no_news(world: World, monkeypatch: pytest.M
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGUSR1)
     fake_host.wait_for(world.woken.is_set, "the news")
-    assert endings(one) == [(Cause.TIME_LIMIT, 90.0)]
+    assert endings(one) == [(AllocationEndCause.TIME_LIMIT, 90.0)]
 
 
 def test_an_agents_warning_shows_the_grace_before_preemption(world: World) -> None:
@@ -295,7 +295,7 @@ def test_an_agents_warning_shows_the_grace_before_preemption(world: World) -> No
     assert one.allocation is not None
     one.allocation.check()
     fake_host.wait_for(world.woken.is_set, "the news")
-    assert endings(one) == [(Cause.PREEMPTED, 10.0)]
+    assert endings(one) == [(AllocationEndCause.PREEMPTED, 10.0)]
 
 
 def test_a_requeue_names_the_nodes_to_avoid_beside_those_of_the_user(world: World) -> None:

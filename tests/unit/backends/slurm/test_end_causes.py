@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.backends.api import Ending
+from orchestrator.backends.api import AllocationEnd
 from orchestrator.backends.slurm import end_causes
-from orchestrator.core.shown import Cause
 from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage
 from orchestrator.core.slurm.queue import is_over
+from orchestrator.core.status_types import AllocationEndCause
 from tests.support.slurm_states import STATES
 
 WORD = "slurmstepd-node1: error: *** JOB 8 ON node1 CANCELLED AT 2026-11-21T06:22:58{} ***"
@@ -20,9 +20,9 @@ JOB = (
 )
 
 
-def job(state: str = "RUNNING", restarts: int = 0, preempted: str = "") -> end_causes.ShownJob:
+def job(state: str = "RUNNING", restarts: int = 0, preempted: str = "") -> end_causes.SlurmJobInfo:
     text = JOB.replace("JobState=RUNNING x ", "").format(state=state, restarts=restarts, preempted=preempted)
-    shown = end_causes.shown(command_output.fields(text))
+    shown = end_causes.parse_job(command_output.parse_fields(text))
     assert shown is not None
     return shown
 
@@ -30,46 +30,46 @@ def job(state: str = "RUNNING", restarts: int = 0, preempted: str = "") -> end_c
 @pytest.mark.parametrize(
     ("end", "cause"),
     [
-        ("", Cause.CANCELLED),
-        (" DUE TO TIME LIMIT", Cause.TIME_LIMIT),
-        (" DUE TO PREEMPTION", Cause.PREEMPTED),
-        (" DUE TO JOB REQUEUE", Cause.REQUEUED),
-        (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", Cause.NODE_LOST),
-        (" DUE to SIGNAL Terminated", Cause.CANCELLED),
+        ("", AllocationEndCause.CANCELLED),
+        (" DUE TO TIME LIMIT", AllocationEndCause.TIME_LIMIT),
+        (" DUE TO PREEMPTION", AllocationEndCause.PREEMPTED),
+        (" DUE TO JOB REQUEUE", AllocationEndCause.REQUEUED),
+        (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", AllocationEndCause.NODE_LOST),
+        (" DUE to SIGNAL Terminated", AllocationEndCause.CANCELLED),
     ],
 )
-def test_the_word_of_the_daemon_names_the_cause(end: str, cause: Cause) -> None:
-    ending = end_causes.of_words("8", ["something else", WORD.format(end)], 30.0)
+def test_the_word_of_the_daemon_names_the_cause(end: str, cause: AllocationEndCause) -> None:
+    ending = end_causes.find_printed_end("8", ["something else", WORD.format(end)], 30.0)
     assert ending is not None and (ending.cause, ending.left_s) == (cause, 30.0)
 
 
 def test_a_word_about_another_job_or_one_step_says_nothing_of_this_one() -> None:
     step = "slurmstepd: error: *** STEP 8.0 ON node1 CANCELLED AT 2026-11-21T06:22:58 ***"
-    assert end_causes.of_words("8", [WORD.replace("JOB 8", "JOB 88").format(""), step], 30.0) is None
+    assert end_causes.find_printed_end("8", [WORD.replace("JOB 8", "JOB 88").format(""), step], 30.0) is None
 
 
 def test_a_step_that_ends_for_a_reason_of_its_job_says_it() -> None:
     step = "0: slurmstepd: error: *** STEP 8.0 ON n CANCELLED AT 2026-11-21T06:22:58 DUE TO PREEMPTION ***"
-    ending = end_causes.of_words("8", [WORD.format(""), step], 5.0)
-    assert ending is not None and ending.cause is Cause.PREEMPTED
+    ending = end_causes.find_printed_end("8", [WORD.format(""), step], 5.0)
+    assert ending is not None and ending.cause is AllocationEndCause.PREEMPTED
 
 
 def test_a_running_job_is_not_ending() -> None:
-    assert job().is_running and end_causes.of_job(job(), 0, 30.0) is None
-    assert end_causes.unexplained(job(), 30.0) is None
+    assert job().is_running and end_causes.find_job_end(job(), 0, 30.0) is None
+    assert end_causes.explain_term(job(), 30.0) is None
 
 
 def test_a_grace_before_preemption_is_known_with_its_length() -> None:
     preempted = job(preempted=" PreemptTime=2026-11-30T23:59:30")
-    ending = end_causes.of_job(preempted, 0, 30.0)
-    assert ending is not None and (ending.cause, ending.left_s) == (Cause.PREEMPTED, 40.0)
+    ending = end_causes.find_job_end(preempted, 0, 30.0)
+    assert ending is not None and (ending.cause, ending.left_s) == (AllocationEndCause.PREEMPTED, 40.0)
     assert not preempted.is_running
 
 
 def test_a_job_that_was_requeued_since_is_told_from_its_count() -> None:
-    ending = end_causes.of_job(job("COMPLETING", restarts=2), 1, 30.0)
-    assert ending is not None and ending.cause is Cause.REQUEUED
-    assert end_causes.of_job(job("COMPLETING", restarts=1), 1, 30.0) is None
+    ending = end_causes.find_job_end(job("COMPLETING", restarts=2), 1, 30.0)
+    assert ending is not None and ending.cause is AllocationEndCause.REQUEUED
+    assert end_causes.find_job_end(job("COMPLETING", restarts=1), 1, 30.0) is None
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -78,56 +78,59 @@ def test_every_state_of_slurm_tells_the_same_in_the_queue_and_in_the_allocation(
     there, inside = QueueJob("8", state), job(state)
     assert (there.stage, inside.stage, inside.is_running) == (stage, stage, stage is Stage.RUNNING)
     assert there.cause is cause if stage is Stage.OVER else not is_over(there)
-    ending, unsaid = end_causes.of_job(inside, 0, 30.0), end_causes.unexplained(inside, 30.0)
+    ending, unsaid = end_causes.find_job_end(inside, 0, 30.0), end_causes.explain_term(inside, 30.0)
     match stage:
         case Stage.OVER:
             assert ending is not None and ending.cause is cause
         case Stage.WAITING:
-            assert ending is not None and ending.cause is Cause.REQUEUED
+            assert ending is not None and ending.cause is AllocationEndCause.REQUEUED
         case Stage.RUNNING:
             assert (ending, unsaid) == (None, None)
         case Stage.LEAVING:
-            assert ending is None and unsaid is not None and unsaid.cause is Cause.CANCELLED
+            assert ending is None and unsaid is not None and unsaid.cause is AllocationEndCause.CANCELLED
         case _:  # as when Slurm is silent
-            assert (ending, unsaid) == (None, end_causes.unexplained(None, 30.0))
+            assert (ending, unsaid) == (None, end_causes.explain_term(None, 30.0))
 
 
 def test_a_word_of_slurm_that_is_new_tells_nothing() -> None:
     new = job("TELEPORTING")
-    assert (new.stage, end_causes.of_job(new, 0, 30.0)) == (Stage.UNKNOWN, None)
-    assert end_causes.unexplained(new, 30.0) == end_causes.unexplained(None, 30.0)
+    assert (new.stage, end_causes.find_job_end(new, 0, 30.0)) == (Stage.UNKNOWN, None)
+    assert end_causes.explain_term(new, 30.0) == end_causes.explain_term(None, 30.0)
 
 
 NEVER = float("inf")
 
 
 def test_the_signal_before_the_time_limit_says_how_long_is_left() -> None:
-    ending = end_causes.of_limit(job(), NEVER)
+    ending = end_causes.find_limit_end(job(), NEVER)
     assert ending is not None and ending.left_s == 86_400 + 120 - 90
-    assert end_causes.of_limit(None, 90.0) == Ending(
-        Cause.TIME_LIMIT, "Slurm has sent the signal that announces it", None
+    assert end_causes.find_limit_end(None, 90.0) == AllocationEnd(
+        AllocationEndCause.TIME_LIMIT, "Slurm has sent the signal that announces it", None
     )
 
 
 def test_a_signal_long_before_the_time_limit_is_somebody_elses() -> None:
     left_s = 86_400 + 120 - 90
-    assert end_causes.of_limit(job(), left_s) is not None
-    assert end_causes.of_limit(job(), left_s - 1.0) is None
-    endless = end_causes.shown({"JobState": "RUNNING", "TimeLimit": "UNLIMITED", "RunTime": "00:01:30"})
-    assert end_causes.of_limit(endless, NEVER) is None
+    assert end_causes.find_limit_end(job(), left_s) is not None
+    assert end_causes.find_limit_end(job(), left_s - 1.0) is None
+    endless = end_causes.parse_job({"JobState": "RUNNING", "TimeLimit": "UNLIMITED", "RunTime": "00:01:30"})
+    assert end_causes.find_limit_end(endless, NEVER) is None
 
 
 def test_when_the_signal_is_due_is_read_from_what_sbatch_was_given() -> None:
     options = ("--nodes=2", "--signal=B:USR1@90", "--requeue")
-    assert end_causes.announced_s(options) == 90.0 + end_causes.EARLY_S_MAX
-    assert end_causes.announced_s(("--nodes=2",)) == NEVER
+    assert end_causes.read_notice_s(options) == 90.0 + end_causes.EARLY_S_MAX
+    assert end_causes.read_notice_s(("--nodes=2",)) == NEVER
 
 
 def test_an_end_that_nobody_explains_is_a_cancel_and_where_slurm_is_silent_the_job_goes_on() -> None:
-    silent, ends = end_causes.unexplained(None, 30.0), end_causes.unexplained(job("COMPLETING"), 30.0)
-    assert silent is not None and silent.cause is Cause.REQUEUED
-    assert ends is not None and ends.cause is Cause.CANCELLED
+    silent, ends = end_causes.explain_term(None, 30.0), end_causes.explain_term(job("COMPLETING"), 30.0)
+    assert silent is not None and silent.cause is AllocationEndCause.REQUEUED
+    assert ends is not None and ends.cause is AllocationEndCause.CANCELLED
 
 
 def test_nothing_is_read_from_an_answer_that_is_none() -> None:
-    assert end_causes.shown(command_output.fields("slurm_load_jobs error: Invalid job id specified")) is None
+    assert (
+        end_causes.parse_job(command_output.parse_fields("slurm_load_jobs error: Invalid job id specified"))
+        is None
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.slurm.srun_step import Fate, Step
+from orchestrator.backends.slurm.srun_step import SrunStep, TaskState
 
 
 class Srun:
@@ -16,16 +16,18 @@ class Srun:
         self.log = folder / "step.log"
         self.code: int | None = None
         self.signals: list[int] = []
-        self.step = Step("1.0-001", ("a1", "a2", "a3"), self.log, 0.0, lambda: self.code, self.signals.append)
+        self.step = SrunStep(
+            "1.0-001", ("a1", "a2", "a3"), self.log, 0.0, lambda: self.code, self.signals.append
+        )
 
-    def prints(self, text: str) -> Step:
+    def prints(self, text: str) -> SrunStep:
         with self.log.open("a") as file:
             file.write(text)
         self.step.poll()
         return self.step
 
-    def fates(self) -> list[Fate]:
-        return [seen.fate for seen in self.step.seen.values()]
+    def fates(self) -> list[TaskState]:
+        return [seen.state for seen in self.step.tasks.values()]
 
 
 @pytest.fixture
@@ -35,24 +37,24 @@ def srun(tmp_path: Path) -> Srun:
 
 def test_an_agent_is_up_when_it_says_so_and_lines_may_come_in_pieces(srun: Srun) -> None:
     srun.prints("srun: cluster configuration lacks support for cpu binding\n1: orch agent on a2\n0: orch ag")
-    assert srun.fates() == [Fate.COMING, Fate.UP, Fate.COMING]
+    assert srun.fates() == [TaskState.COMING, TaskState.UP, TaskState.COMING]
     srun.prints("ent on a1\n")
-    assert srun.fates() == [Fate.UP, Fate.UP, Fate.COMING]
+    assert srun.fates() == [TaskState.UP, TaskState.UP, TaskState.COMING]
 
 
 def test_a_task_that_ends_is_certain_and_the_others_go_on(srun: Srun) -> None:
     srun.prints("0: orch agent on a1\n1: orch agent on a2\n2: orch agent on a3\n")
     srun.prints("srun: error: a[2-3]: tasks 1-2: Killed\n")
-    assert srun.fates() == [Fate.UP, Fate.ENDED, Fate.ENDED]
+    assert srun.fates() == [TaskState.UP, TaskState.ENDED, TaskState.ENDED]
     assert srun.step.reason("a2") == "Killed"
 
 
 def test_a_node_that_cannot_start_its_agent_says_why_itself(srun: Srun) -> None:
     step = srun.prints("1: a2: there is no Python\nsrun: error: a2: task 1: Exited with exit code 127\n")
-    assert srun.fates() == [Fate.COMING, Fate.FAILED, Fate.COMING]
-    assert step.reason("a2") == "a2: there is no Python (Exited with exit code 127)" and step.accused == [
+    assert srun.fates() == [TaskState.COMING, TaskState.FAILED, TaskState.COMING]
+    assert step.reason(
         "a2"
-    ]
+    ) == "a2: there is no Python (Exited with exit code 127)" and step.faulty_nodes == ["a2"]
 
 
 def test_a_task_that_could_not_be_executed_is_told_in_words(srun: Srun) -> None:
@@ -66,7 +68,7 @@ def test_a_node_that_slurm_gives_up_is_lost_and_not_known_to_be_silent(srun: Sru
     srun.prints("1: orch agent on a2\nsrun: error: Node failure on a2\n")
     srun.code = 0
     srun.prints("")
-    assert srun.step.seen["a2"].fate is Fate.LOST
+    assert srun.step.tasks["a2"].state is TaskState.LOST
 
 
 def test_the_node_that_a_launch_failed_on_is_accused_and_those_it_took_along_are_not(srun: Srun) -> None:
@@ -80,7 +82,9 @@ def test_the_node_that_a_launch_failed_on_is_accused_and_those_it_took_along_are
     srun.prints("srun: error: a1: task 0: Killed\nsrun: error: a3: task 2: Killed\n")
     srun.code = 1
     step = srun.prints("")
-    assert srun.fates() == [Fate.FAILED, Fate.FAILED, Fate.ENDED] and step.accused == ["a2"]
+    assert srun.fates() == [TaskState.FAILED, TaskState.FAILED, TaskState.ENDED] and step.faulty_nodes == [
+        "a2"
+    ]
 
 
 def test_a_step_that_is_not_made_accuses_nobody(srun: Srun) -> None:
@@ -88,7 +92,7 @@ def test_a_step_that_is_not_made_accuses_nobody(srun: Srun) -> None:
     step = srun.prints(
         "srun: error: Unable to create step for job 1: Requested node configuration is not available"
     )
-    assert set(srun.fates()) == {Fate.FAILED} and step.accused == []
+    assert set(srun.fates()) == {TaskState.FAILED} and step.faulty_nodes == []
     assert step.reason("a1").endswith("configuration is not available")
 
 
@@ -96,16 +100,16 @@ def test_an_srun_that_is_killed_proves_nothing_of_its_agents(srun: Srun) -> None
     srun.prints("0: orch agent on a1\n")
     srun.code = -9
     srun.prints("")
-    assert srun.step.seen["a1"].fate is Fate.LOST
+    assert srun.step.tasks["a1"].state is TaskState.LOST
 
 
 def test_an_srun_that_ends_by_itself_has_no_agents_left(srun: Srun) -> None:
     srun.prints("0: orch agent on a1\n1: orch agent on a2\n2: orch agent on a3\n")
     srun.code = 0
     srun.prints("")
-    assert set(srun.fates()) == {Fate.ENDED}
+    assert set(srun.fates()) == {TaskState.ENDED}
 
 
 def test_what_an_agent_of_another_name_says_is_heard_as_nothing(srun: Srun) -> None:
     srun.prints("7: orch agent on a1\n0: orch agent on b9\n\xff\xfe\nsrun: error: [[: task 0: Killed\n")
-    assert srun.fates() == [Fate.COMING] * 3
+    assert srun.fates() == [TaskState.COMING] * 3

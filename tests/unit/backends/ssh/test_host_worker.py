@@ -232,7 +232,7 @@ def test_a_connection_is_lent_for_copies_after_the_agent_has_left(world: World) 
 
 def test_a_dead_connection_is_not_lent(world: World) -> None:
     worker = world.launched()
-    world.clock.advance(retry_schedule.HELD_S)
+    world.clock.advance(retry_schedule.STABLE_S)
     world.host.sessions[-1].closed = True
     assert worker.borrow_session() is world.host.sessions[1]
 

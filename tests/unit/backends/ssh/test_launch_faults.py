@@ -18,9 +18,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.backends.api import LaunchError
-from orchestrator.backends.ssh import conversation
-from orchestrator.backends.ssh.conversation import Clocks
-from orchestrator.backends.ssh.launch import Code, Launch, LaunchedAgent, Launcher, launch_agent
+from orchestrator.backends.ssh import bootstrap_session
+from orchestrator.backends.ssh.bootstrap_session import Clocks
+from orchestrator.backends.ssh.launch import AgentLaunch, CodeArchive, LaunchedAgent, Launcher, launch_agent
 from orchestrator.core import codec
 from orchestrator.core.errors import Cancelled
 from orchestrator.core.observations import Retryable
@@ -60,7 +60,7 @@ class Step:
     """A word that the host says, at a stage; a fault may come in its place, or while what it wants is sent."""
 
     stage: str
-    word: w.Word
+    word: w.Reply
 
 
 def steps(has_bundle: bool, has_code: bool, was_up: bool) -> list[Step]:
@@ -70,13 +70,13 @@ def steps(has_bundle: bool, has_code: bool, was_up: bool) -> list[Step]:
         Step("python", w.PythonFound("/usr/bin/python3", "3.11.2", BEGAN_S)),
         *([] if has_bundle else [Step("folder", w.SendBlob("bundle"))]),
         Step("folder", w.Working("waiting for another launch")),
-        Step("folder", w.Placed("/home/me/.orch/jobs/x", True, True, "boot", ())),
+        Step("folder", w.FolderReady("/home/me/.orch/jobs/x", True, True, "boot", ())),
         *([] if has_code else [Step("copy", w.SendBlob("code")), Step("copy", w.Working("unpacking"))]),
-        Step("copy", w.CopiedHere()),
+        Step("copy", w.FilesVerified()),
         *(
             [Step("lease", w.AlreadyUp(7, ("0",)))]
             if was_up
-            else [Step("lease", w.Leased(("0",))), Step("agent", w.KeeperUp(7))]
+            else [Step("lease", w.Leased(("0",))), Step("agent", w.AgentMonitorUp(7))]
         ),
     ]
 
@@ -116,7 +116,7 @@ class FakeHost:
         assert not self.closed
         fault = self._fault_now()
         if fault is Kind.TAKES_NOTHING and self._said:
-            self.now_s += conversation.STALL_S_MAX
+            self.now_s += bootstrap_session.STALL_S_MAX
             raise TimeoutError
         if fault is Kind.HANGS_UP and self._said:
             raise BrokenPipeError
@@ -173,12 +173,12 @@ class FakeHost:
             self.keeper = KeeperState.LEASED
         return self._word(step.word)
 
-    def _word(self, word: w.Word) -> bytes:
+    def _word(self, word: w.Reply) -> bytes:
         return b"noise before it " + self.mark + b" " + codec.dumps_kind(word).encode()
 
 
-def _land(host: FakeHost, code: Code) -> LaunchedAgent | LaunchError:
-    told = Launch(Launcher("exit 0", BUNDLE), code, fake_host.config())
+def _land(host: FakeHost, code: CodeArchive) -> LaunchedAgent | LaunchError:
+    told = AgentLaunch(Launcher("exit 0", BUNDLE), code, fake_host.config())
     clocks = Clocks(monotonic=lambda: host.now_s, wall=lambda: host.now_s)
     try:
         return launch_agent(host, told, clocks=clocks)
@@ -186,18 +186,18 @@ def _land(host: FakeHost, code: Code) -> LaunchedAgent | LaunchError:
         return err
 
 
-def test_an_agent_that_is_not_wanted_any_more_is_not_started(code: Code) -> None:
+def test_an_agent_that_is_not_wanted_any_more_is_not_started(code: CodeArchive) -> None:
     host = FakeHost(steps(True, True, was_up=False), None, [])
     with pytest.raises(Cancelled):
-        launch_agent(host, Launch(Launcher("exit 0", BUNDLE), code, fake_host.config()), lambda: False)
+        launch_agent(host, AgentLaunch(Launcher("exit 0", BUNDLE), code, fake_host.config()), lambda: False)
     assert host.closed and host.keeper is KeeperState.ENDED
 
 
 @pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory) -> Code:
+def code(tmp_path_factory: pytest.TempPathFactory) -> CodeArchive:
     path = tmp_path_factory.mktemp("home") / "code.tar.gz"
     path.write_bytes(CODE)
-    return Code.of(path)
+    return CodeArchive.read(path)
 
 
 faults = st.none() | st.builds(Fault, st.integers(0, 11), st.sampled_from(Kind))
@@ -212,12 +212,12 @@ noises = st.lists(
 @example(Fault(7, Kind.HANGS), [], False, False, False)
 @example(Fault(8, Kind.TAKES_NOTHING), [], True, True, False)
 def test_a_launch_ends_in_time_says_its_stage_and_leaves_nothing_half_done(
-    code: Code, fault: Fault | None, noise: list[bytes], has_bundle: bool, has_code: bool, was_up: bool
+    code: CodeArchive, fault: Fault | None, noise: list[bytes], has_bundle: bool, has_code: bool, was_up: bool
 ) -> None:
     host = FakeHost(steps(has_bundle, has_code, was_up), fault, list(noise))
     result = _land(host, code)
     assert host.closed
-    assert host.now_s - BEGAN_S < sum(conversation.LIMITS_S.values())
+    assert host.now_s - BEGAN_S < sum(bootstrap_session.LIMITS_S.values())
     if isinstance(result, LaunchedAgent):
         assert (
             fault is None or fault.at >= len(host.steps) or fault.kind in (Kind.TAKES_NOTHING, Kind.HANGS_UP)
@@ -226,7 +226,7 @@ def test_a_launch_ends_in_time_says_its_stage_and_leaves_nothing_half_done(
         return
     assert fault is not None
     assert result.stage in _stages(host, fault), result
-    assert result.reason and isinstance(result.trouble, Retryable)
+    assert result.reason and isinstance(result.retryable, Retryable)
     was_told = bytes(host.heard).endswith(w.GO + b"\n")
     assert host.keeper is (KeeperState.UP if was_told else host.keeper)
     assert was_told or host.keeper in (KeeperState.NONE, KeeperState.ENDED)
@@ -239,7 +239,7 @@ def _stages(host: FakeHost, fault: Fault) -> set[str]:
     return {stage, "copy"} if isinstance(before, w.SendBlob) else {stage}
 
 
-def test_everything_that_is_asked_for_is_sent_once_and_whole(code: Code) -> None:
+def test_everything_that_is_asked_for_is_sent_once_and_whole(code: CodeArchive) -> None:
     host = FakeHost(steps(False, False, False), None, [])
     assert isinstance(_land(host, code), LaunchedAgent)
     lines, script, request, rest = bytes(host.heard).split(b"\n", 3)
@@ -248,7 +248,9 @@ def test_everything_that_is_asked_for_is_sent_once_and_whole(code: Code) -> None
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_a_word_that_is_lost_after_the_leave_to_go_is_an_error_of_the_agent(kind: Kind, code: Code) -> None:
+def test_a_word_that_is_lost_after_the_leave_to_go_is_an_error_of_the_agent(
+    kind: Kind, code: CodeArchive
+) -> None:
     """The agent is up all the same: the next launch finds it so."""
     plan = steps(True, True, False)
     host = FakeHost(plan, Fault(len(plan) - 1, kind), [])
@@ -268,14 +270,14 @@ WORDS: dict[str, tuple[Kind, int, str]] = {
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_a_failure_says_what_was_seen(name: str, code: Code) -> None:
+def test_a_failure_says_what_was_seen(name: str, code: CodeArchive) -> None:
     kind, at, words = WORDS[name]
     result = _land(FakeHost(steps(False, False, False), Fault(at, kind), [b"Welcome!"]), code)
     assert isinstance(result, LaunchError) and words in result.reason
     assert kind is Kind.FAILS or "it printed: " in result.reason
 
 
-def test_what_a_host_said_before_it_hung_up_is_the_reason(code: Code) -> None:
+def test_what_a_host_said_before_it_hung_up_is_the_reason(code: CodeArchive) -> None:
     """Its disk is full amid a copy: it says so and reads no more, while we still send."""
 
     @dataclass
@@ -290,7 +292,7 @@ def test_what_a_host_said_before_it_hung_up_is_the_reason(code: Code) -> None:
 
     result = _land(Full(steps(True, False, False), None, []), code)
     assert isinstance(result, LaunchError)
-    assert (result.stage, result.reason, result.fix, result.trouble) == (
+    assert (result.stage, result.reason, result.fix, result.retryable) == (
         "copy", "no space left", "free some", Retryable.PERMANENT,
     )  # fmt: skip
 
@@ -298,13 +300,13 @@ def test_what_a_host_said_before_it_hung_up_is_the_reason(code: Code) -> None:
 def test_code_that_is_no_more_here_is_named(tmp_path: Path) -> None:
     path = tmp_path / "code.tar.gz"
     path.write_bytes(CODE)
-    code = Code.of(path)
+    code = CodeArchive.read(path)
     path.unlink()
     result = _land(FakeHost(steps(True, False, False), None, []), code)
     assert isinstance(result, LaunchError) and result.stage == "copy" and str(path) in result.reason
 
 
-def test_a_command_without_a_channel_is_the_connection_s_own_error(code: Code) -> None:
+def test_a_command_without_a_channel_is_the_connection_s_own_error(code: CodeArchive) -> None:
     class Refusing:
         run: Callable[[str], FakeHost]
 
@@ -315,4 +317,4 @@ def test_a_command_without_a_channel_is_the_connection_s_own_error(code: Code) -
             self.run = run
 
     with pytest.raises(LaunchError, match="does not open a session"):
-        launch_agent(Refusing(), Launch(Launcher("", b""), code, fake_host.config()))
+        launch_agent(Refusing(), AgentLaunch(Launcher("", b""), code, fake_host.config()))

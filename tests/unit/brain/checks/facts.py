@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from orchestrator.brain.checks.node import Job
+from orchestrator.brain.checks.node import JobNeeds
 from orchestrator.core.host_facts import UNKNOWN, UNLIMITED, FolderFacts, GpuFacts, HostFacts, ProgramFacts
 
 GIB = 1 << 30
@@ -18,7 +18,7 @@ HEALTHY = HostFacts(
     folders=(FOLDER,), unresolved=(), gpus=(GPU, dataclasses.replace(GPU, index="1", uuid="GPU-b")), gpu_users=(),
     gpu_fault="", xids=(), program=PROGRAM,
 )  # fmt: skip
-JOB = Job(ranks_each=2, gpus_each=2, has_setup=False, checkpoint_bytes=UNKNOWN)
+JOB = JobNeeds(ranks_each=2, gpus_each=2, has_setup=False, checkpoint_bytes=UNKNOWN)
 
 assert HEALTHY.locked_bytes_max < UNLIMITED
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from orchestrator.brain.checks.network import suspects
+from orchestrator.brain.checks.network import find_suspects
 
 
 def find(nodes: list[str], bad: list[set[str]]) -> tuple[tuple[str, ...], int]:
@@ -18,7 +18,7 @@ def find(nodes: list[str], bad: list[set[str]]) -> tuple[tuple[str, ...], int]:
         trials.append(tried)
         return not any(one <= set(tried) for one in bad)
 
-    return suspects(nodes, succeeds), len(trials)
+    return find_suspects(nodes, succeeds), len(trials)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 16, 65])

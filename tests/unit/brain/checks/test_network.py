@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from orchestrator.brain.checks.finding import Severity
-from orchestrator.brain.checks.network import Pair, findings, rounds, slow
+from orchestrator.brain.checks.network import Pair, find_slow_links, findings, schedule_rounds
 from orchestrator.core.host_facts import Link
 
 GOOD = Link("10.0.0.1", 0.0001, 1e9, ("", ""))
@@ -26,7 +26,7 @@ def both(one: str, other: str, link: Link) -> dict[Pair, Link]:
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 8, 33])
 def test_every_pair_meets_once_and_no_node_twice_in_a_round(count: int) -> None:
     nodes = [f"n{number}" for number in range(count)]
-    schedule = rounds(nodes)
+    schedule = schedule_rounds(nodes)
     assert sorted(itertools.chain(*schedule)) == sorted(itertools.combinations(nodes, 2))
     for one in schedule:
         assert len({node for pair in one for node in pair}) == 2 * len(one)
@@ -102,8 +102,8 @@ def test_a_node_whose_links_are_all_slow_is_named_alone() -> None:
 
 def test_a_quarter_of_the_median_and_a_millisecond_are_not_slow() -> None:
     busy = Link("10.0.0.1", 0.0015, 2.6e8, ("", ""))
-    assert slow(links({("n1", "n2"): busy})) == []
-    assert slow({("n1", "n2"): SLOW, ("n2", "n1"): GOOD}) == [], "two links have no median"
+    assert find_slow_links(links({("n1", "n2"): busy})) == []
+    assert find_slow_links({("n1", "n2"): SLOW, ("n2", "n1"): GOOD}) == [], "two links have no median"
 
 
 def test_pairs_that_were_not_measured_are_counted() -> None:

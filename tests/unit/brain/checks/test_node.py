@@ -77,6 +77,6 @@ def test_a_newer_or_unknown_kernel_is_none_of_the_old_ones(kernel: str) -> None:
 
 
 def test_a_clock_counts_beyond_what_the_way_there_may_cost() -> None:
-    assert [one.found for one in node.clock("a", -61.0, 0.1)] == ["its clock is 61 s behind"]
-    assert [one.found for one in node.clock("a", 6.0, 0.1)] == ["its clock is 6 s ahead"]
-    assert not list(node.clock("a", 6.0, 2.0)) and not list(node.clock("a", 1.0, 0.0))
+    assert [one.found for one in node.check_clock("a", -61.0, 0.1)] == ["its clock is 61 s behind"]
+    assert [one.found for one in node.check_clock("a", 6.0, 0.1)] == ["its clock is 6 s ahead"]
+    assert not list(node.check_clock("a", 6.0, 2.0)) and not list(node.check_clock("a", 1.0, 0.0))

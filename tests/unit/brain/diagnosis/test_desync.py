@@ -82,7 +82,7 @@ def test_a_skipped_collective_is_a_desync_that_names_the_rank_and_the_step() -> 
     said = train(story, 42, 64, skips)
     assert {type(content(one)) for one in said} == {orders.Inspect}
     verdict = only(looked(story, began=41), d.Judge).verdict
-    assert (verdict.kind, verdict.ranks, verdict.node, verdict.step) == (d.Kind.DESYNC, (2,), "n2", 41)
+    assert (verdict.kind, verdict.ranks, verdict.node, verdict.step) == (d.VerdictKind.DESYNC, (2,), "n2", 41)
     assert verdict.culprit == (
         "rank 2 on n2 entered 1 collective fewer than ranks 0-1,3 in default group, from step 41 on"
     )
@@ -136,13 +136,13 @@ def a_thread_lags(rank: int, step: int) -> int:
 def test_a_difference_that_passed_is_not_held_against_the_next() -> None:
     story = running()
     assert not train(story, 2, 700, a_thread_lags)
-    assert not story.brain.facts.odd_at
+    assert not story.brain.facts.counts_differ_since
 
 
 def test_while_no_step_is_made_a_difference_cannot_pass_and_is_none() -> None:
     story = running()
     train(story, 2, 204, a_thread_lags)
-    assert story.brain.facts.odd_at
+    assert story.brain.facts.counts_differ_since
     for rank in range(4):
         beat = RankHeartbeat(rank, 204, "S", 0, 0.0, median_step_s=0.1, groups=(GROUP,))
         story.hear(e.FromNode(0.0, f"n{rank}", reports.Heartbeat(1, (beat,))))
@@ -180,7 +180,7 @@ def test_on_desync_notify_says_it_once_and_lets_the_job_go_on() -> None:
     story = running(on_desync="notify")
     train(story, 2, 64, skips)
     verdict = only(looked(story, began=41), d.Notice).verdict
-    assert verdict is not None and verdict.kind is d.Kind.DESYNC
+    assert verdict is not None and verdict.kind is d.VerdictKind.DESYNC
     assert not train(story, 66, 120, skips)
 
 
@@ -189,22 +189,24 @@ def test_a_hang_that_was_noticed_is_taken_back_though_a_desync_is_said_meanwhile
     train(story, 2, 64, skips)
     looked(story, began=41)
     facts = story.brain.facts
-    assert facts.attempt is not None and facts.attempt.noticed(d.Topic.DESYNC)
+    assert facts.attempt is not None and facts.attempt.last_notice(d.NoticeTopic.DESYNC)
     hang = d.Verdict(
-        d.Kind.HANG,
+        d.VerdictKind.HANG,
         (),
         "",
         "no step for 60 s",
         (),
-        d.Signature(d.Kind.HANG, d.FailureCause.NETWORK),
+        d.FailureSignature(d.VerdictKind.HANG, d.FailureCause.NETWORK),
         64,
         story.now_s,
         True,
     )
-    story.brain.learn(d.Notice(story.now_s, "hang", 1, d.Topic.HANG, verdict=hang))
+    story.brain.learn(d.Notice(story.now_s, "hang", 1, d.NoticeTopic.HANG, verdict=hang))
     said = train(story, 66, 120, skips)
     assert only(said, d.Notice).withdrawn and len(said) == 1
-    assert facts.attempt.standing(d.Topic.HANG) is None and facts.attempt.standing(d.Topic.DESYNC)
+    assert facts.attempt.active_notice(d.NoticeTopic.HANG) is None and facts.attempt.active_notice(
+        d.NoticeTopic.DESYNC
+    )
 
 
 def test_a_save_written_after_it_began_is_given_up() -> None:

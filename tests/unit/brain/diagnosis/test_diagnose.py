@@ -23,7 +23,7 @@ def _running(nodes: int = 2, **limits: object) -> Story:
 
 def test_a_culprit_is_judged_at_once_and_named_with_its_place() -> None:
     verdict = only(_running().hear(Story().exited(1, count=7)), d.Judge).verdict
-    assert (verdict.kind, verdict.ranks, verdict.node, verdict.step) == (d.Kind.CRASH, (1,), "n1", 7)
+    assert (verdict.kind, verdict.ranks, verdict.node, verdict.step) == (d.VerdictKind.CRASH, (1,), "n1", 7)
     assert "ValueError: loss is nan at train.py:42" in verdict.summary
 
 
@@ -88,17 +88,17 @@ def test_victims_of_a_node_that_fell_silent_wait_for_it_and_name_it() -> None:
     story.now_s = 5.0
     assert not story.hear(story.exited(0, failure=VICTIM))
     verdict = only(story.wait(25.0), d.Judge).verdict
-    assert (verdict.kind, verdict.node) == (d.Kind.NODE_LOST, "n1")
+    assert (verdict.kind, verdict.node) == (d.VerdictKind.NODE_LOST, "n1")
 
 
 @pytest.mark.parametrize(
     ("oom", "kind", "said"),
     [
-        (True, d.Kind.OOM, "out of memory (OOM kill"),
-        (False, d.Kind.CRASH, "not out of memory (no OOM kill"),
+        (True, d.VerdictKind.OOM, "out of memory (OOM kill"),
+        (False, d.VerdictKind.CRASH, "not out of memory (no OOM kill"),
     ],
 )
-def test_sigkill_beside_the_oom_killer_is_oom(oom: bool, kind: d.Kind, said: str) -> None:
+def test_sigkill_beside_the_oom_killer_is_oom(oom: bool, kind: d.VerdictKind, said: str) -> None:
     story = _running()
     verdict = only(story.hear(story.exited(0, None, None, signal=9, oom=oom)), d.Judge).verdict
     assert verdict.kind is kind
@@ -115,7 +115,7 @@ def test_a_fault_at_the_same_line_before_any_step_is_the_same_failure(where: str
         kind = only(told, d.Judge).verdict.kind
         story.stop_all(attempt)
         story.wait(5.0)
-    assert kind is (d.Kind.NO_PROGRESS if is_again else d.Kind.CRASH)
+    assert kind is (d.VerdictKind.NO_PROGRESS if is_again else d.VerdictKind.CRASH)
 
 
 def test_a_syntax_error_before_the_first_step_is_not_tried_again() -> None:
@@ -141,7 +141,9 @@ def test_a_taken_port_before_the_first_step_is_a_rendezvous_failure() -> None:
     failure = observations.Failure(
         "DistNetworkError", "The server socket has failed to listen: EADDRINUSE", "", None
     )
-    assert only(story.hear(story.exited(0, failure=failure)), d.Judge).verdict.kind is d.Kind.RENDEZVOUS
+    assert (
+        only(story.hear(story.exited(0, failure=failure)), d.Judge).verdict.kind is d.VerdictKind.RENDEZVOUS
+    )
 
 
 def test_the_rank_that_could_not_use_its_address_is_named_whoever_gave_up_first() -> None:
@@ -159,7 +161,7 @@ def test_the_rank_that_could_not_use_its_address_is_named_whoever_gave_up_first(
         assert none_of(story.wait(0.6), d.Judge)
         story.hear(story.exited(rank, failure=failure))
     verdict = only(story.said, d.Judge).verdict
-    assert (verdict.kind, verdict.ranks) == (d.Kind.RENDEZVOUS, (1,))
+    assert (verdict.kind, verdict.ranks) == (d.VerdictKind.RENDEZVOUS, (1,))
     assert any("the store at n7.lan, port 29500" in line for line in verdict.evidence)
 
 
@@ -167,7 +169,7 @@ def test_ranks_that_fence_themselves_are_not_a_success() -> None:
     story = _running(1)
     story.hear(story.exited(0, None, None, signal=9, ordered=True))
     judge = only(story.hear(story.stopped(0, how="fenced")), d.Judge)
-    assert judge.verdict.kind is d.Kind.NODE_LOST
+    assert judge.verdict.kind is d.VerdictKind.NODE_LOST
 
 
 def test_a_rank_that_leaves_with_code_0_while_being_stopped_has_not_done_its_work() -> None:
@@ -177,7 +179,7 @@ def test_a_rank_that_leaves_with_code_0_while_being_stopped_has_not_done_its_wor
 
 def test_ranks_stopped_without_an_order_are_judged() -> None:
     story = _running()
-    assert only(story.hear(story.stopped(0)), d.Judge).verdict.kind is d.Kind.NODE_LOST
+    assert only(story.hear(story.stopped(0)), d.Judge).verdict.kind is d.VerdictKind.NODE_LOST
 
 
 def test_a_silent_node_is_no_matter_while_the_gang_makes_steps() -> None:
@@ -212,7 +214,7 @@ def test_a_new_supervisor_counts_no_silence_from_before() -> None:
     story.now_s += 500.0
     story.hear(e.SupervisorStarted(0.0, 7))
     assert not story.wait(19.0)
-    assert only(story.wait(2.0), d.Judge).verdict.kind is d.Kind.NODE_LOST
+    assert only(story.wait(2.0), d.Judge).verdict.kind is d.VerdictKind.NODE_LOST
 
 
 def test_a_new_agent_says_that_the_ranks_of_the_old_one_are_dead() -> None:
@@ -262,7 +264,7 @@ def test_a_start_that_takes_too_long_is_told_of_the_node_that_is_not_ready() -> 
     story = Story(3)
     story.hear(story.up(0), story.up(1), story.up(2), story.prepared(0), story.prepared(2))
     verdict = only(story.wait(61.0), d.Judge).verdict
-    assert verdict.kind is d.Kind.START_TIMEOUT
+    assert verdict.kind is d.VerdictKind.START_TIMEOUT
     assert verdict.summary == "not all ranks were started within 60 s; n1: its setup has not ended"
     ready = tuple(f"n{node}: its ranks were not started" for node in (0, 2))
     assert verdict.evidence == ("n1: its setup has not ended", *ready)

@@ -8,8 +8,8 @@ import pytest
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.core.checkpoints.save import SaveState
-from orchestrator.core.shown import Measured, Training
+from orchestrator.core.checkpoints.checkpoint import CheckpointState
+from orchestrator.core.status_types import ReportedNumber, Training
 from orchestrator.core.wire.reports import Heartbeat, RankHeartbeat
 from tests.support.brain_story import Story, at, none_of, only, save
 
@@ -21,7 +21,14 @@ def report(
     story.now_s += 5.0
     count = nonfinite if nonfinite is not None else 0 if math.isfinite(loss) else 2
     rank = RankHeartbeat(
-        0, step, "S", 0, 0.0, optimizer_steps=step, nonfinite_losses=count, training=Training(Measured(loss))
+        0,
+        step,
+        "S",
+        0,
+        0.0,
+        optimizer_steps=step,
+        nonfinite_losses=count,
+        training=Training(ReportedNumber(loss)),
     )
     return story.hear(e.FromNode(0.0, "n0", Heartbeat(attempt, (rank,))))
 
@@ -40,18 +47,23 @@ def diverged(on_nan: str = "rollback") -> Story:
 def test_rollback_restarts_from_the_checkpoint_before_the_last_finite_loss() -> None:
     story = diverged()
     verdict = only(story.said, d.Judge).verdict
-    assert (verdict.kind, verdict.ranks, verdict.step, verdict.retry) == (d.Kind.DIVERGED, (0,), 40, True)
+    assert (verdict.kind, verdict.ranks, verdict.step, verdict.retry) == (
+        d.VerdictKind.DIVERGED,
+        (0,),
+        40,
+        True,
+    )
     assert verdict.summary == "rank 0 on n0: the loss is nan, and was 2.2 before"
     assert verdict.evidence == ("the loss was finite up to step 20",)
     begin = only(story.stop_all(), d.BeginAttempt)
     assert begin.resume == at(20)
-    assert [one.step for one in begin.passed] == [35]
+    assert [one.step for one in begin.passed_over] == [35]
 
 
 @pytest.mark.parametrize("on_nan", ["notify", "fail"])
 def test_on_nan_decides_what_follows(on_nan: str) -> None:
     story = diverged(on_nan)
-    assert any(isinstance(one, d.Notice) and one.topic is d.Topic.LOSS for one in story.said)
+    assert any(isinstance(one, d.Notice) and one.topic is d.NoticeTopic.LOSS for one in story.said)
     if on_nan == "notify":
         assert none_of(story.said, d.Judge)
     else:
@@ -98,7 +110,7 @@ def test_attempt_without_a_finite_loss_distrusts_its_own_checkpoint() -> None:
     story.stop_all()
     story.run(2)
     report(story, 5, math.nan, attempt=2)
-    assert story.brain.facts.saves[save(20).number].state is SaveState.DISTRUSTED
+    assert story.brain.facts.checkpoints[save(20).number].state is CheckpointState.DISTRUSTED
     assert only(story.stop_all(2), d.BeginAttempt).resume == at(10)
 
 

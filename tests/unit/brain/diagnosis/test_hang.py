@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.core import observations
-from orchestrator.core.shown import Frame
+from orchestrator.core.status_types import Frame
 from orchestrator.core.wire import orders
 from orchestrator.journal.journal_file import content
 from tests.support.brain_story import Story, look, none_of, only
@@ -37,7 +37,7 @@ def test_a_stopped_rank_is_named_with_its_place_and_the_others_with_what_they_wa
     story = gang_of()
     read = entered(2, 9654, activity=STOPPED, where="train.py:88 load", why="stopped (state T)", state="T")
     verdict = judged(story, entered(0, 9655), entered(1, 9655), read, entered(3, 9655))
-    assert (verdict.kind, verdict.ranks, verdict.node, verdict.step) == (d.Kind.HANG, (2,), "n2", 9)
+    assert (verdict.kind, verdict.ranks, verdict.node, verdict.step) == (d.VerdictKind.HANG, (2,), "n2", 9)
     assert verdict.culprit == "rank 2 on n2: stopped (state T), train.py:88 load"
     assert verdict.waiting == (
         "ranks 0-1,3 in all_reduce #9,655 (default group), entered 5 s ago, time limit 600 s; rank 2 never entered it"
@@ -49,7 +49,9 @@ def test_a_stopped_rank_is_named_with_its_place_and_the_others_with_what_they_wa
     assert verdict.evidence[1].startswith("rank 2 (state T; stopped): train.py:88 load")
     assert verdict.evidence[2].startswith("ranks 0-1,3 (state S; waiting for ranks)")
     place = (Frame("train.py", 88, "load"),)
-    assert verdict.signature == d.Signature(d.Kind.HANG, d.FailureCause.STANDSTILL, frames=place)
+    assert verdict.signature == d.FailureSignature(
+        d.VerdictKind.HANG, d.FailureCause.STANDSTILL, frames=place
+    )
     assert story.now_s == pytest.approx(11.0, abs=0.6), "5 s of silence, and looks until it has stood for 5 s"
 
 
@@ -119,7 +121,7 @@ def test_who_waits_in_the_store_or_for_one_rank_may_yet_be_let_go_and_is_named_o
     both = replace(store, why="in barrier", collectives=(barrier, *store.collectives))
     verdict = judged(gang_of(), *others, both)
     assert verdict.ranks == (2,)
-    assert "train.py:40 sync" in verdict.culprit and verdict.patience_s == 0.0
+    assert "train.py:40 sync" in verdict.culprit and verdict.stall_timeout_s == 0.0
 
 
 def test_different_collectives_are_shown_side_by_side_and_the_odd_one_is_the_culprit() -> None:
@@ -156,7 +158,7 @@ def test_a_whole_gang_that_waits_with_none_missing_is_the_networks_fault_after_t
         verdict.ranks == () and verdict.culprit == "no rank is missing: no data flows between n0, n1, n2, n3"
     )
     assert verdict.waiting == "ranks 0-3 in all_reduce #7 (default group), entered 5 s ago, time limit 600 s"
-    assert verdict.signature == d.Signature(d.Kind.HANG, d.FailureCause.NETWORK)
+    assert verdict.signature == d.FailureSignature(d.VerdictKind.HANG, d.FailureCause.NETWORK)
 
 
 def test_where_a_cut_falls_into_a_collective_who_did_not_come_through_it_is_not_missing() -> None:
@@ -245,7 +247,7 @@ def test_ranks_wait_for_one_that_stands_still_as_long_as_their_process_group_let
     assert none_of(silence(gang_of(), *found, for_s=limit_s - 5.0), d.Judge)
     story = gang_of()
     verdict = judged(story, *found, for_s=limit_s + 150.0)
-    assert (verdict.ranks, verdict.patience_s) == ((2,), limit_s)
+    assert (verdict.ranks, verdict.stall_timeout_s) == ((2,), limit_s)
     assert (
         verdict.evidence[0]
         == f"no process state proves it; the timeout was {limit_s:.0f} s (of the process group)"
@@ -253,7 +255,7 @@ def test_ranks_wait_for_one_that_stands_still_as_long_as_their_process_group_let
     assert story.now_s < limit_s + 10.0, "an inspection comes when the limit is over"
     story = gang_of(hang_timeout_s=20.0)
     chosen = judged(story, *found, for_s=25.0)
-    assert chosen.patience_s == 20.0 and "(monitor.hang_timeout)" in chosen.evidence[0]
+    assert chosen.stall_timeout_s == 20.0 and "(monitor.hang_timeout)" in chosen.evidence[0]
 
 
 def test_where_no_rank_waits_nothing_may_move_for_half_an_hour() -> None:
@@ -368,7 +370,7 @@ def test_a_hang_timeout_takes_two_inspections_before_its_verdict_even_where_they
     assert none_of(again, d.Judge) and not none_of(again, orders.Inspect)
     taken = story.looked(look(0, stack=("all_reduce",)), look(1, stack=("all_reduce",)))
     verdict = only(story.hear(*taken), d.Judge).verdict
-    assert (verdict.kind, verdict.ranks) == (d.Kind.HANG, (1,))
+    assert (verdict.kind, verdict.ranks) == (d.VerdictKind.HANG, (1,))
     assert any("all_reduce" in line for line in verdict.evidence)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.brain.diagnosis import hang_report
-from orchestrator.brain.diagnosis.suspects import suspicion_now
+from orchestrator.brain.diagnosis.suspects import current_suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations, text
@@ -117,7 +117,7 @@ def test_who_has_not_come_to_the_rendezvous_is_named_after_the_users_limit() -> 
     late = look(2, SPINS, phase="import", where="train.py:1 <module>", stack=AT)
     assert none_of(silence(story, *came, late, for_s=99.0), d.Judge)
     verdict = judged(story, *came, late, for_s=8.0)
-    assert verdict.kind is d.Kind.RENDEZVOUS and verdict.ranks == (2,)
+    assert verdict.kind is d.VerdictKind.RENDEZVOUS and verdict.ranks == (2,)
     assert verdict.waiting == "ranks 0-1,3 at the rendezvous" and "train.py:1 <module>" in verdict.culprit
 
 
@@ -126,14 +126,14 @@ def test_a_rank_that_meets_others_elsewhere_is_blamed_for_those_that_gave_up() -
     found = [look(rank, WAITS, phase="rendezvous", stack=AT) for rank in (0, 2, 3)]
     story = gang_of(steps=0, rendezvous_timeout_s=900.0)
     silence(story, *found, look(1, WAITS, phase="rendezvous", stack=AT, raised=apart), for_s=60.0)
-    seen = suspicion_now(story.brain.facts, story.now_s)
+    seen = current_suspicion(story.brain.facts, story.now_s)
     assert seen and seen.ranks == [1] and "ranks 0,2-3 at the rendezvous" in seen.what
     assert seen.in_s == 840.0, "that a rank is named ends it no sooner"
     text = "wait timeout after 60000ms, keys: /default_pg/0//cpu//0/0"
     gave_up = observations.Failure("torch.distributed.DistStoreError", text, "", None)
     story.hear(story.exited(2, failure=gave_up), story.exited(0, failure=gave_up))
     verdict = only(story.wait(6.0), d.Judge).verdict
-    assert (verdict.kind, verdict.ranks) == (d.Kind.RENDEZVOUS, (1,))
+    assert (verdict.kind, verdict.ranks) == (d.VerdictKind.RENDEZVOUS, (1,))
 
 
 def test_where_all_ranks_meet_elsewhere_all_are_named_with_it() -> None:
@@ -144,7 +144,7 @@ def test_where_all_ranks_meet_elsewhere_all_are_named_with_it() -> None:
         *(look(rank, WAITS, phase="rendezvous", stack=AT, raised=ports[rank]) for rank in (0, 1)),
         for_s=60.0,
     )
-    seen = suspicion_now(story.brain.facts, story.now_s)
+    seen = current_suspicion(story.brain.facts, story.now_s)
     assert seen and seen.what.endswith(
         "rank 0 at the rendezvous (MASTER_PORT is 1 by the script); "
         "rank 1 at the rendezvous (MASTER_PORT is 2 by the script)"
@@ -180,16 +180,16 @@ def test_long_after_the_rendezvous_its_limit_is_no_matter() -> None:
 def test_notify_tells_of_a_hang_once_keeps_looking_and_takes_it_back_when_the_job_moves() -> None:
     story = gang_of(2, on_hang="notify")
     found = [look(0, WAITS), look(1, STOPPED, state="T", where="train.py:5 f")]
-    assert notices(silence(story, *found), d.Topic.HANG)
+    assert notices(silence(story, *found), d.NoticeTopic.HANG)
     looks = len([one for one in story.said if isinstance(content(one), orders.Inspect)])
     said = []
     for _ in range(100):
         said += story.wait(0.5)
-    assert not notices(said, d.Topic.HANG) and none_of(story.said, orders.Stop)
+    assert not notices(said, d.NoticeTopic.HANG) and none_of(story.said, orders.Stop)
     assert len([one for one in story.said if isinstance(content(one), orders.Inspect)]) > looks
-    (withdrawn,) = notices(beats(story, 10), d.Topic.HANG)
+    (withdrawn,) = notices(beats(story, 10), d.NoticeTopic.HANG)
     assert withdrawn.withdrawn and withdrawn.why == "the job makes progress again"
-    assert notices(silence(story, *found), d.Topic.HANG), "another hang is told anew"
+    assert notices(silence(story, *found), d.NoticeTopic.HANG), "another hang is told anew"
 
 
 def test_a_thread_that_logs_for_ever_neither_hides_a_hang_nor_takes_it_back_again_and_again() -> None:
@@ -201,7 +201,7 @@ def test_a_thread_that_logs_for_ever_neither_hides_a_hang_nor_takes_it_back_agai
         asked = [one for one in story.said if isinstance(content(one), orders.Inspect)]
         if asked:
             story.hear(*story.looked(*(stood(one, story.now_s - asked[0].at) for one in found)))
-    assert [one.withdrawn for one in notices(story.said, d.Topic.HANG)] == [False]
+    assert [one.withdrawn for one in notices(story.said, d.NoticeTopic.HANG)] == [False]
 
 
 def test_fail_ends_the_job() -> None:
@@ -246,7 +246,7 @@ def test_a_hang_that_returns_at_the_same_step_and_place_is_no_progress_whichever
         kinds.append(hang_at(story, attempt, proven=True)[0].kind)
         story.stop_all(attempt)
         story.wait(5.0)
-    assert kinds == [d.Kind.HANG, d.Kind.NO_PROGRESS]
+    assert kinds == [d.VerdictKind.HANG, d.VerdictKind.NO_PROGRESS]
 
 
 def test_a_hang_without_a_proof_that_returns_is_no_progress_as_well() -> None:
@@ -256,8 +256,8 @@ def test_a_hang_without_a_proof_that_returns_is_no_progress_as_well() -> None:
         found.append(hang_at(story, attempt, proven=False))
         story.stop_all(attempt)
         story.wait(20.0)
-    assert [one.kind for one, _ in found] == [d.Kind.HANG, d.Kind.NO_PROGRESS]
-    assert all(took_s > one.patience_s - 5.0 == 595.0 for one, took_s in found)
+    assert [one.kind for one, _ in found] == [d.VerdictKind.HANG, d.VerdictKind.NO_PROGRESS]
+    assert all(took_s > one.stall_timeout_s - 5.0 == 595.0 for one, took_s in found)
 
 
 def test_where_torch_gives_up_first_the_rank_is_named_that_it_waited_for() -> None:
@@ -274,7 +274,7 @@ def test_where_torch_gives_up_first_the_rank_is_named_that_it_waited_for() -> No
     )
     story.hear(*(beat(rank, 9) for rank in (1, 2, 3)))
     verdict = only(story.wait(2.0), d.Judge).verdict
-    assert (verdict.kind, verdict.ranks) == (d.Kind.CRASH, (2,))
+    assert (verdict.kind, verdict.ranks) == (d.VerdictKind.CRASH, (2,))
     assert verdict.culprit == "rank 2 on n2: computes at one place, train.py:34 evaluate"
 
 
@@ -303,7 +303,7 @@ def test_a_host_on_which_ranks_hung_twice_is_set_aside_where_there_is_another(la
     story = Story(2, hosts=3, spares=1, hang_timeout_s=0.0, node_timeout_s=5000.0)
     story.hear(story.up(0), story.up(1), story.up(2))
     verdicts = [hang_of_rank_1(story, 1, 9, 0, 1), hang_of_rank_1(story, 2, later, 0, 1)]
-    assert [one.kind for one in verdicts] == [d.Kind.HANG, d.Kind.HANG]
+    assert [one.kind for one in verdicts] == [d.VerdictKind.HANG, d.VerdictKind.HANG]
     assert story.brain.facts.nodes["n1"].excluded == Fault(
         "n1", "excluded: ranks hung on it in attempts 1 and 2"
     )
@@ -315,14 +315,18 @@ def test_a_hang_that_returns_on_the_host_that_took_over_is_no_progress() -> None
     story = Story(2, hosts=4, spares=1, hang_timeout_s=0.0, node_timeout_s=5000.0)
     story.hear(*(story.up(node) for node in range(4)))
     verdicts = [hang_of_rank_1(story, number, 9, 0, 1 if number < 3 else 2) for number in (1, 2, 3)]
-    assert [one.kind for one in verdicts] == [d.Kind.HANG, d.Kind.HANG, d.Kind.NO_PROGRESS]
+    assert [one.kind for one in verdicts] == [
+        d.VerdictKind.HANG,
+        d.VerdictKind.HANG,
+        d.VerdictKind.NO_PROGRESS,
+    ]
 
 
 def test_a_hang_that_returns_on_the_same_host_is_no_progress_where_there_is_no_other() -> None:
     story = Story(2, hosts=2, hang_timeout_s=0.0, node_timeout_s=5000.0)
     story.hear(story.up(0), story.up(1))
     verdicts = [hang_of_rank_1(story, number, 9, 0, 1) for number in (1, 2)]
-    assert [one.kind for one in verdicts] == [d.Kind.HANG, d.Kind.NO_PROGRESS]
+    assert [one.kind for one in verdicts] == [d.VerdictKind.HANG, d.VerdictKind.NO_PROGRESS]
 
 
 # In words
@@ -330,7 +334,7 @@ def test_a_hang_that_returns_on_the_same_host_is_no_progress_where_there_is_no_o
 
 def test_ranks_are_written_as_people_do() -> None:
     assert text.ranks_text([7, 0, 1, 3, 4, 5, 6]) == "0-1,3-7"
-    assert text.named([2]) == "rank 2" and text.named([1, 2]) == "ranks 1-2"
+    assert text.ranks_label([2]) == "rank 2" and text.ranks_label([1, 2]) == "ranks 1-2"
 
 
 def test_stacks_fold_into_groups_the_odd_ones_and_the_users_frames_first() -> None:

@@ -93,7 +93,7 @@ def test_hang_ranks_that_each_wait_for_no_other_are_named_with_their_line(nodes:
     assert verdict.ranks == tuple(range(nodes))
     assert why in verdict.culprit
     assert "train.py:40 step" in verdict.summary
-    suspicions = [notice.why for notice in notices(story.said, d.Topic.SUSPECT)]
+    suspicions = [notice.why for notice in notices(story.said, d.NoticeTopic.SUSPECT)]
     assert len(suspicions) == 1
     assert why in suspicions[0]
     assert "wait for each other" not in suspicions[0]
@@ -102,5 +102,5 @@ def test_hang_ranks_that_each_wait_for_no_other_are_named_with_their_line(nodes:
 def test_hang_without_a_known_wait_says_so() -> None:
     story = gang_of(1)
     silence(story, entered(0, 10, members=(0,)))
-    (notice,) = notices(story.said, d.Topic.SUSPECT)
+    (notice,) = notices(story.said, d.NoticeTopic.SUSPECT)
     assert "wait for each other" not in notice.why

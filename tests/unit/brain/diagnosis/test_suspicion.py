@@ -12,7 +12,7 @@ from orchestrator.brain.diagnosis import inspections, suspects, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
-from orchestrator.core.shown import Follows
+from orchestrator.core.status_types import NextAction
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from tests.support.brain_story import Story, given, look, names, none_of, notices, only
@@ -198,7 +198,8 @@ def test_off_means_that_no_silence_is_suspicious() -> None:
     story = _auto(hang_timeout_s=None)
     _step(story, 9)
     assert (
-        _first_look_s(story, 60.0) is None and suspects.suspicion_now(story.brain.facts, story.now_s) is None
+        _first_look_s(story, 60.0) is None
+        and suspects.current_suspicion(story.brain.facts, story.now_s) is None
     )
 
 
@@ -222,9 +223,9 @@ def test_a_supervisor_that_comes_back_holds_nothing_against_what_nobody_watched(
     assert "look 2" not in _looks(story.said)[0].why
 
 
-def _said(story: Story, after_s: float = 0.0) -> tuple[str, Follows, float | None]:
+def _said(story: Story, after_s: float = 0.0) -> tuple[str, NextAction, float | None]:
     """Return what is suspected, what follows, and in how many seconds."""
-    seen = suspects.suspicion_now(story.brain.facts, story.now_s + after_s)
+    seen = suspects.current_suspicion(story.brain.facts, story.now_s + after_s)
     assert seen is not None
     return seen.what, seen.follows, seen.in_s
 
@@ -232,22 +233,22 @@ def _said(story: Story, after_s: float = 0.0) -> tuple[str, Follows, float | Non
 def test_what_is_suspected_is_said_in_one_line() -> None:
     story = _auto()
     _step(story, 9, median_step_s=0.3)
-    assert suspects.suspicion_now(story.brain.facts, story.now_s) is None
+    assert suspects.current_suspicion(story.brain.facts, story.now_s) is None
     story.now_s += 2.0
     story.hear(story.beat(1, 9, "T"))
-    assert _said(story, 2.0) == ("rank 1 on n1 is stopped (state T) for 2 s", Follows.ENDS, 3.0)
+    assert _said(story, 2.0) == ("rank 1 on n1 is stopped (state T) for 2 s", NextAction.ENDS, 3.0)
     story.hear(_beat(1, 9, median_step_s=0.3))
     story.wait(10.0)
-    assert _said(story) == ("no step for 12 s (usual: 0.3 s): inspecting", Follows.UNKNOWN, None)
+    assert _said(story) == ("no step for 12 s (usual: 0.3 s): inspecting", NextAction.UNKNOWN, None)
     asleep = look(1, observations.Activity.SLEEPING, where="train.py:7 load", why="in sleep(), 9 s to go")
     story.hear(*story.looked(look(0, WAITS, why="in all_reduce"), asleep))
     said, follows, in_s = _said(story)
     assert said.endswith(": rank 1 on n1: in sleep(), 9 s to go, train.py:7 load; rank 0 in all_reduce")
-    assert follows is Follows.ENDS and in_s is not None
+    assert follows is NextAction.ENDS and in_s is not None
     works = look(1, observations.Activity.PROGRESSING, where="train.py:7 load", why="its stack moves")
     story.hear(*story.looked(look(0, WAITS), works))
     said, follows, _ = _said(story)
-    assert ": rank 1 on n1: its stack moves, train.py:7 load; rank 0 " in said and follows is Follows.MOVES
+    assert ": rank 1 on n1: its stack moves, train.py:7 load; rank 0 " in said and follows is NextAction.MOVES
 
 
 def test_what_two_looks_found_unmoved_is_told_once_for_each_place_and_nothing_is_done_about_it() -> None:
@@ -264,8 +265,8 @@ def test_what_two_looks_found_unmoved_is_told_once_for_each_place_and_nothing_is
                 pass
             stood = look(1, observations.Activity.BLOCKED, where=where, why="in read()", still_s=3.0 * looked)
             story.hear(*story.looked(look(0, WAITS, why="in all_reduce", still_s=3.0 * looked), stood))
-            assert looked or not notices(story.said, d.Topic.SUSPECT), "one look is not enough"
-        told.append(notices(story.said, d.Topic.SUSPECT))
+            assert looked or not notices(story.said, d.NoticeTopic.SUSPECT), "one look is not enough"
+        told.append(notices(story.said, d.NoticeTopic.SUSPECT))
         assert none_of(story.said, d.Judge)
         assert all(f"rank 1 on n1: in read(), {where}; rank 0 in all_reduce" in one.why for one in told[-1])
     assert [len(one) for one in told] == [1, 0, 1, 1]
@@ -281,7 +282,7 @@ def test_what_follows_is_said_with_the_time_at_which_it_comes() -> None:
             still_s = max(0.0, story.now_s - 8.0)
             story.hear(_beat(0, 9), _beat(1, 9))
             story.hear(*story.looked(*(replace(one, still_s=still_s) for one in (look(0, WAITS), asleep))))
-            seen = suspects.suspicion_now(story.brain.facts, story.now_s)
+            seen = suspects.current_suspicion(story.brain.facts, story.now_s)
             due_s = story.now_s + (seen.in_s or 0.0) if seen is not None else due_s
     assert due_s <= story.now_s <= due_s + inspections.PAUSES_S[-1]
 
@@ -293,9 +294,9 @@ def test_a_silent_node_is_named_with_the_time_at_which_it_is_lost_and_who_takes_
     story.hear(story.beat(0, 9), story.beat(1, 9))
     story.hear(e.AgentDisconnected(0.0, "n1"))
     story.wait(8.0)
-    seen = suspects.suspicion_now(story.brain.facts, story.now_s)
+    seen = suspects.current_suspicion(story.brain.facts, story.now_s)
     assert seen is not None and (seen.node, seen.ranks, seen.spare) == ("n1", [1], "n2")
-    assert seen.follows is Follows.LOST and seen.in_s is not None
+    assert seen.follows is NextAction.LOST and seen.in_s is not None
     for node in (0, 2):
         story.hear(story.beat(node, 9))
     assert none_of(story.wait(seen.in_s - 0.5), d.Judge)

@@ -10,10 +10,10 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import JobGoal
 from orchestrator.brain.scheduling import allocation
 from orchestrator.core import observations
-from orchestrator.core.planned import QueueTerms
-from orchestrator.core.shown import Cause
+from orchestrator.core.plan_types import QueueTerms
+from orchestrator.core.status_types import AllocationEndCause
 from orchestrator.core.wire import orders
-from orchestrator.journal.journal_file import Entry
+from orchestrator.journal.journal_file import JournalEntry
 from orchestrator.supervisor import executor, status
 from tests.support import jobs
 from tests.support.brain_story import OWN, Story, given, names, none_of, only, planned_node
@@ -29,11 +29,13 @@ def _running(*, requeues: bool = True, restarts_max: int = 3) -> Story:
     return job
 
 
-def _ending(cause: Cause, ends_at: float | None = None, where: str = "7.0") -> e.AllocationEnding:
+def _ending(
+    cause: AllocationEndCause, ends_at: float | None = None, where: str = "7.0"
+) -> e.AllocationEnding:
     return e.AllocationEnding(0.0, where, cause, "says Slurm", ends_at)
 
 
-def _over(cause: Cause, request: int = 1) -> e.AllocationEnded:
+def _over(cause: AllocationEndCause, request: int = 1) -> e.AllocationEnded:
     return e.AllocationEnded(0.0, request, "7.0", cause, "says squeue")
 
 
@@ -41,11 +43,13 @@ def _stop(job: Story, attempt: int = 1) -> list[d.Decision]:
     return job.hear(*(job.stopped(node, attempt) for node in (0, 1)))
 
 
-@pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.REQUEUED])
-def test_a_preempted_gang_saves_itself_and_goes_back_to_the_queue_at_no_cost(cause: Cause) -> None:
+@pytest.mark.parametrize("cause", [AllocationEndCause.PREEMPTED, AllocationEndCause.REQUEUED])
+def test_a_preempted_gang_saves_itself_and_goes_back_to_the_queue_at_no_cost(
+    cause: AllocationEndCause,
+) -> None:
     job = _running(restarts_max=0)
     decided = job.hear(_ending(cause))
-    assert only(decided, d.Judge).verdict.kind is d.Kind.PREEMPTED
+    assert only(decided, d.Judge).verdict.kind is d.VerdictKind.PREEMPTED
     stops = given(decided, orders.Stop)
     assert [(node, stop.grace_s, stop.saves) for node, stop in stops] == [
         ("n0", 30.0, True),
@@ -54,12 +58,12 @@ def test_a_preempted_gang_saves_itself_and_goes_back_to_the_queue_at_no_cost(cau
     back = only(_stop(job), d.Requeue)
     assert back.avoid == {} and "not counted" in back.why
     only(job.lent("7.1", 0, 1), d.BeginAttempt)
-    assert job.brain.facts.spent == 0
+    assert job.brain.facts.restarts_spent == 0
 
 
 def test_after_a_requeue_the_brain_rests_until_there_is_another_allocation() -> None:
     job = _running()
-    job.hear(_ending(Cause.PREEMPTED))
+    job.hear(_ending(AllocationEndCause.PREEMPTED))
     assert names(_stop(job), orders.Dismiss) == ["n0", "n1"]
     assert job.wait(5000.0) == []
     assert status.state(job.brain.facts) == "QUEUED"
@@ -71,8 +75,8 @@ def test_after_a_requeue_the_brain_rests_until_there_is_another_allocation() -> 
 def test_the_time_limit_leads_back_to_the_queue_only_where_the_user_wants_it() -> None:
     for requeues in (True, False):
         job = _running(requeues=requeues)
-        verdict = only(job.hear(_ending(Cause.TIME_LIMIT, 60.0)), d.Judge).verdict
-        assert (verdict.kind, verdict.retry) == (d.Kind.TIME_LIMIT, requeues)
+        verdict = only(job.hear(_ending(AllocationEndCause.TIME_LIMIT, 60.0)), d.Judge).verdict
+        assert (verdict.kind, verdict.retry) == (d.VerdictKind.TIME_LIMIT, requeues)
         decided = _stop(job)
         assert none_of(decided, d.Requeue) != requeues
         assert requeues or only(decided, d.EndJob).end is d.JobEnd.FAILED
@@ -80,7 +84,7 @@ def test_the_time_limit_leads_back_to_the_queue_only_where_the_user_wants_it() -
 
 def test_the_grace_ends_before_the_nodes_are_taken_away() -> None:
     job = _running()
-    _, stop = given(job.hear(_ending(Cause.TIME_LIMIT, 12.0)), orders.Stop)[0]
+    _, stop = given(job.hear(_ending(AllocationEndCause.TIME_LIMIT, 12.0)), orders.Stop)[0]
     assert stop.grace_s == 12.0 - allocation.REQUEUE_S
     assert none_of(job.wait(12.0 - allocation.REQUEUE_S - 0.1), d.Requeue)
     only(job.wait(0.2), d.Requeue)
@@ -88,23 +92,25 @@ def test_the_grace_ends_before_the_nodes_are_taken_away() -> None:
 
 def test_a_job_that_was_requeued_by_others_has_its_grace_to_the_very_end() -> None:
     job = _running()
-    _, stop = given(job.hear(_ending(Cause.REQUEUED, 12.0)), orders.Stop)[0]
+    _, stop = given(job.hear(_ending(AllocationEndCause.REQUEUED, 12.0)), orders.Stop)[0]
     assert stop.grace_s == 12.0
 
 
 def test_a_rank_that_term_ended_is_not_judged_before_the_queue_could_say_why() -> None:
     job = _running()
     assert job.hear(job.exited(1, None, None, signal=SIGTERM)) == []
-    assert only(job.hear(_ending(Cause.PREEMPTED)), d.Judge).verdict.kind is d.Kind.PREEMPTED
+    assert (
+        only(job.hear(_ending(AllocationEndCause.PREEMPTED)), d.Judge).verdict.kind is d.VerdictKind.PREEMPTED
+    )
     job = _running()
     job.hear(job.exited(1, None, None, signal=SIGTERM))
-    assert only(job.wait(allocation.TERM_S), d.Judge).verdict.kind is d.Kind.CRASH
+    assert only(job.wait(allocation.TERM_S), d.Judge).verdict.kind is d.VerdictKind.CRASH
 
 
 def test_a_crash_is_judged_at_once_in_a_queue_too() -> None:
     job = _running()
     verdict = only(job.hear(job.exited(1, failure=OWN)), d.Judge).verdict
-    assert (verdict.kind, verdict.ranks) == (d.Kind.CRASH, (1,))
+    assert (verdict.kind, verdict.ranks) == (d.VerdictKind.CRASH, (1,))
 
 
 def test_too_few_usable_nodes_are_a_requeue_that_names_them_and_costs_budget() -> None:
@@ -136,7 +142,7 @@ def test_an_agent_that_was_lost_before_it_had_ranks_is_launched_again_and_the_al
     job = Story(hosts=2, queue=QueueTerms(True, 30.0))
     job.hear(job.up(0), job.up(1))
     job.hear(e.AgentDisconnected(0.0, "n1"), e.AgentDied(0.0, "n1", "killed"))
-    assert only(job.said, d.Judge).verdict.kind is d.Kind.NODE_LOST
+    assert only(job.said, d.Judge).verdict.kind is d.VerdictKind.NODE_LOST
     assert none_of(job.said, d.Requeue) and names(job.said, d.Launch)[-1] == "n1"
 
 
@@ -145,7 +151,7 @@ def test_a_supervisor_lost_with_the_first_node_is_a_lost_node_and_the_old_ones_m
     job.now_s = 100.0
     decided = job.lent("7.1", 1, 2)
     verdict = only(decided, d.Judge).verdict
-    assert (verdict.kind, verdict.node) == (d.Kind.NODE_LOST, "n0")
+    assert (verdict.kind, verdict.node) == (d.VerdictKind.NODE_LOST, "n0")
     assert names(decided, d.Launch) == ["n1"], "n0 is not ours any more, and on n2 there was nothing"
     assert none_of(job.wait(19.0), d.BeginAttempt)
     only(job.wait(2.0), d.BeginAttempt)
@@ -153,9 +159,9 @@ def test_a_supervisor_lost_with_the_first_node_is_a_lost_node_and_the_old_ones_m
 
 def test_an_old_agent_that_comes_back_is_stopped_without_the_grace_of_a_whole_gang() -> None:
     job = _running()
-    job.brain.learn(_ending(Cause.PREEMPTED))
+    job.brain.learn(_ending(AllocationEndCause.PREEMPTED))
     job.now_s = 10.0
-    assert only(job.lent("7.1", 1, 2), d.Judge).verdict.kind is d.Kind.PREEMPTED
+    assert only(job.lent("7.1", 1, 2), d.Judge).verdict.kind is d.VerdictKind.PREEMPTED
     ((node, stop),) = given(job.hear(job.up(0, running=1)), orders.Stop)
     assert (node, stop.saves, stop.grace_s) == ("n0", False, job.limits.break_grace_s)
     job.hear(job.up(1, boot="b"))
@@ -165,14 +171,14 @@ def test_an_old_agent_that_comes_back_is_stopped_without_the_grace_of_a_whole_ga
 
 def test_who_cancels_in_the_queue_cancels_the_job() -> None:
     job = _running()
-    assert "cancelled, not by orch" in only(job.hear(_ending(Cause.CANCELLED)), d.Finish).why
+    assert "cancelled, not by orch" in only(job.hear(_ending(AllocationEndCause.CANCELLED)), d.Finish).why
     end = only(_stop(job), d.EndJob)
     assert (end.end, end.why) == (d.JobEnd.CANCELLED, "cancelled, not by orch: says Slurm")
 
 
 def test_a_cancel_while_the_allocation_ends_is_a_cancel() -> None:
     job = _running()
-    job.hear(_ending(Cause.PREEMPTED))
+    job.hear(_ending(AllocationEndCause.PREEMPTED))
     job.hear(e.CancelRequested(0.0, 1))
     assert only(_stop(job), d.EndJob).end is d.JobEnd.CANCELLED
 
@@ -180,13 +186,15 @@ def test_a_cancel_while_the_allocation_ends_is_a_cancel() -> None:
 @pytest.mark.parametrize(
     ("cause", "end", "kind"),
     [
-        (Cause.TIME_LIMIT, d.JobEnd.FAILED, d.Kind.TIME_LIMIT),
-        (Cause.FAILED, d.JobEnd.FAILED, d.Kind.NODE_LOST),
-        (Cause.NODE_LOST, d.JobEnd.FAILED, d.Kind.NODE_LOST),
-        (Cause.CANCELLED, d.JobEnd.CANCELLED, None),
+        (AllocationEndCause.TIME_LIMIT, d.JobEnd.FAILED, d.VerdictKind.TIME_LIMIT),
+        (AllocationEndCause.FAILED, d.JobEnd.FAILED, d.VerdictKind.NODE_LOST),
+        (AllocationEndCause.NODE_LOST, d.JobEnd.FAILED, d.VerdictKind.NODE_LOST),
+        (AllocationEndCause.CANCELLED, d.JobEnd.CANCELLED, None),
     ],
 )
-def test_the_queues_last_word_ends_the_job(cause: Cause, end: d.JobEnd, kind: d.Kind | None) -> None:
+def test_the_queues_last_word_ends_the_job(
+    cause: AllocationEndCause, end: d.JobEnd, kind: d.VerdictKind | None
+) -> None:
     job = _running()
     job.brain.learn(e.SupervisorStarted(job.now_s, 2))
     decided = job.hear(_over(cause))
@@ -195,40 +203,45 @@ def test_the_queues_last_word_ends_the_job(cause: Cause, end: d.JobEnd, kind: d.
 
 
 def test_the_queues_last_word_is_stale_while_agents_are_connected() -> None:
-    assert _running().hear(_over(Cause.FAILED)) == []
+    assert _running().hear(_over(AllocationEndCause.FAILED)) == []
 
 
 def test_what_the_queue_says_of_an_allocation_that_was_replaced_does_not_end_the_job() -> None:
     job = _running()
     job.lent("7.1", 0, 1)
-    assert none_of(job.hear(_over(Cause.FAILED)), d.EndJob), "7.0 is over, and 7.1 has just begun"
+    assert none_of(job.hear(_over(AllocationEndCause.FAILED)), d.EndJob), (
+        "7.0 is over, and 7.1 has just begun"
+    )
     job.lent("9.0", 0, 1)
-    assert none_of(job.hear(_over(Cause.CANCELLED, 2)), d.EndJob)
-    assert job.brain.facts.requests == 2 and job.brain.facts.goal is JobGoal.RUN
+    assert none_of(job.hear(_over(AllocationEndCause.CANCELLED, 2)), d.EndJob)
+    assert job.brain.facts.last_request == 2 and job.brain.facts.goal is JobGoal.RUN
 
 
 @pytest.mark.parametrize("named", ["7.1", "7.2", "7"])
 def test_the_queues_word_on_the_present_allocation_a_later_one_or_the_whole_job_counts(named: str) -> None:
     job = _running()
     job.lent("7.1", 0, 1)
-    over = e.AllocationEnded(0.0, 1, named, Cause.FAILED, "says squeue")
+    over = e.AllocationEnded(0.0, 1, named, AllocationEndCause.FAILED, "says squeue")
     assert only(job.hear(over), d.EndJob).end is d.JobEnd.FAILED
 
 
 def test_a_job_that_never_began_ends_by_the_queues_word() -> None:
-    for cause, end in ((Cause.CANCELLED, d.JobEnd.CANCELLED), (Cause.FAILED, d.JobEnd.FAILED)):
+    for cause, end in (
+        (AllocationEndCause.CANCELLED, d.JobEnd.CANCELLED),
+        (AllocationEndCause.FAILED, d.JobEnd.FAILED),
+    ):
         job = Story(hosts=2)
         job.brain.facts.attempt = None
         assert only(job.hear(_over(cause)), d.EndJob).end is end
 
 
 def test_what_is_said_of_an_older_allocation_is_no_matter() -> None:
-    assert _running().hear(_ending(Cause.PREEMPTED, where="6.0")) == []
+    assert _running().hear(_ending(AllocationEndCause.PREEMPTED, where="6.0")) == []
 
 
 def test_nobody_waits_for_agents_of_an_ended_job_in_a_queue() -> None:
     job = _running()
-    job.hear(_ending(Cause.CANCELLED))
+    job.hear(_ending(AllocationEndCause.CANCELLED))
     _stop(job)
     assert executor.undismissed_hosts(job.brain.facts, job.now_s + 1.0) == ()
 
@@ -238,13 +251,13 @@ def test_the_post_mortem_tells_how_much_of_a_restart_was_spent_in_the_queue() ->
     job.now_s = 10.0
     told: list[e.Event | d.Decision] = [
         d.BeginAttempt(0.0, "submitted", 1, None),
-        *job.hear(_ending(Cause.PREEMPTED)),
+        *job.hear(_ending(AllocationEndCause.PREEMPTED)),
     ]
     told += _stop(job)
     job.now_s = 310.0
     told += [e.AllocationBegan(310.0, "7.1")]
     attempts = jobs.record(
-        Entry(n, news.at, news.at, "m", "", 0, news) for n, news in enumerate([*_planned(), *told])
+        JournalEntry(n, news.at, news.at, "m", "", 0, news) for n, news in enumerate([*_planned(), *told])
     ).attempts
     assert attempts[0].queued_s == 300.0
 
@@ -252,12 +265,12 @@ def test_the_post_mortem_tells_how_much_of_a_restart_was_spent_in_the_queue() ->
 def test_a_stopped_rank_on_a_node_that_the_next_allocation_lacks_is_no_suspicion() -> None:
     job = _running()
     job.hear(job.beat(1, 9, "T"))
-    assert suspects.suspicion_now(job.brain.facts, job.now_s)
+    assert suspects.current_suspicion(job.brain.facts, job.now_s)
     there = (planned_node("n0"), planned_node("n2"))
     job.brain.learn(e.AllocationBegan(job.now_s, "7.1"))
     job.brain.learn(e.Planned(job.now_s, there, job.limits, job.pool(2)))
     assert (
-        suspects.suspicion_now(job.brain.facts, job.now_s) is None
+        suspects.current_suspicion(job.brain.facts, job.now_s) is None
     )  # status is shown before anything is decided
 
 

@@ -12,7 +12,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.scheduling import checkpoints
 from orchestrator.brain.scheduling.repeated_failure import ALIKE_MAX
-from orchestrator.core.checkpoints.save import Place, SaveState, StepSource
+from orchestrator.core.checkpoints.checkpoint import CheckpointState, FileLocation, StepSource
 from orchestrator.core.observations import Failure
 from orchestrator.core.wire import reports
 from tests.support.brain_story import Story, at, none_of, only, save
@@ -45,8 +45,8 @@ def _base(story: Story) -> int:
     return story.brain.facts.attempt.base_step
 
 
-def _state(story: Story, step: int, attempt: int = 1) -> SaveState:
-    return story.brain.facts.saves[save(step, attempt).number].state
+def _state(story: Story, step: int, attempt: int = 1) -> CheckpointState:
+    return story.brain.facts.checkpoints[save(step, attempt).number].state
 
 
 # What an attempt begins from
@@ -59,19 +59,21 @@ def test_an_attempt_begins_from_the_newest_whole_save_and_never_from_what_a_stal
     assert story.brain.facts.checkpoint == begin.resume
 
 
-@pytest.mark.parametrize("state", [state for state in SaveState if state is not SaveState.WHOLE])
-def test_a_save_that_is_not_whole_is_passed_over_and_named(state: SaveState) -> None:
+@pytest.mark.parametrize("state", [state for state in CheckpointState if state is not CheckpointState.WHOLE])
+def test_a_save_that_is_not_whole_is_passed_over_and_named(state: CheckpointState) -> None:
     story = _crashed(10)
     story.hear(story.saved(20, state=state, why="so it is"))
     begin = only(story.stop_all(), d.BeginAttempt)
     assert begin.resume == at(10)
-    assert [(one.save, one.step, one.why) for one in begin.passed] == [(1020, 20, f"{state.value}: so it is")]
+    assert [(one.save, one.step, one.why) for one in begin.passed_over] == [
+        (1020, 20, f"{state.value}: so it is")
+    ]
     assert "passed over: step-20.pt" in begin.why
 
 
 def test_without_a_whole_save_an_attempt_begins_at_the_beginning_and_says_why() -> None:
     story = _crashed()
-    story.hear(story.saved(20, state=SaveState.TORN, why="it ended too early"))
+    story.hear(story.saved(20, state=CheckpointState.TORN, why="it ended too early"))
     begin = only(story.stop_all(), d.BeginAttempt)
     assert begin.resume is None and "since there is no complete checkpoint" in begin.why
 
@@ -95,8 +97,8 @@ def test_where_a_named_save_is_gone_the_job_ends_and_neither_another_nor_the_beg
     story = _crashed(10, 20, restarts_max=0)
     story.stop_all()
     story.compares = False
-    order = only(story.hear(e.ResumeRequested(0.0, 1, 1010)), d.CompareSave)
-    gone = story.saved(10, state=SaveState.GONE, why="step-10.pt is gone")
+    order = only(story.hear(e.ResumeRequested(0.0, 1, 1010)), d.CompareCheckpoint)
+    gone = story.saved(10, state=CheckpointState.GONE, why="step-10.pt is gone")
     end = only(story.hear(gone, story.compared(order, "step-10.pt is gone")), d.EndJob)
     assert end.end is d.JobEnd.FAILED
     assert end.why.startswith(
@@ -110,7 +112,7 @@ def test_where_a_named_save_is_gone_the_job_ends_and_neither_another_nor_the_beg
     ("more", "words"),
     [
         ({"fits_any_size": False, "world_size": 8}, "has files of each of the 8 ranks"),
-        ({"state": SaveState.GONE}, "no longer complete"),
+        ({"state": CheckpointState.GONE}, "no longer complete"),
     ],
 )
 def test_also_a_job_that_had_not_begun_begins_from_the_adopted_save_that_was_named_or_not_at_all(
@@ -147,7 +149,7 @@ def test_what_a_person_has_left_behind_is_not_gone_back_to_once_a_later_attempt_
         assert story.brain.facts.checkpoint == at(600, 2)
         said = story.hear(e.ResumeRequested(0.0, last + 1))
     begin = only(said, d.BeginAttempt)
-    assert begin.resume == at(600, 2) and not begin.passed
+    assert begin.resume == at(600, 2) and not begin.passed_over
 
 
 def test_a_later_resume_that_names_no_save_begins_from_the_newest_of_all() -> None:
@@ -162,7 +164,7 @@ def test_a_later_resume_that_names_no_save_begins_from_the_newest_of_all() -> No
 
 def test_a_save_that_was_given_up_is_begun_from_when_a_person_names_it() -> None:
     story = _crashed(10, restarts_max=0)
-    story.hear(story.saved(20, state=SaveState.DISTRUSTED, why="it was no good"))
+    story.hear(story.saved(20, state=CheckpointState.DISTRUSTED, why="it was no good"))
     story.stop_all()
     assert only(story.hear(e.ResumeRequested(0.0, 1, 1020)), d.BeginAttempt).resume == at(20)
 
@@ -180,20 +182,23 @@ def test_a_save_for_another_number_of_ranks_ends_the_job_and_nothing_else_is_tak
 
 def test_what_is_forgotten_first_is_what_cannot_be_begun_from() -> None:
     story = _crashed()
-    gone = [story.saved(step, state=SaveState.GONE) for step in range(100, 100 + checkpoints.SAVES_MAX)]
+    gone = [
+        story.saved(step, state=CheckpointState.GONE)
+        for step in range(100, 100 + checkpoints.CHECKPOINTS_MAX)
+    ]
     story.hear(story.saved(10), *gone, story.saved(900))
-    known = story.brain.facts.saves
-    assert len(known) == checkpoints.SAVES_MAX and {1010, 1900} <= set(known) and 1100 not in known
+    known = story.brain.facts.checkpoints
+    assert len(known) == checkpoints.CHECKPOINTS_MAX and {1010, 1900} <= set(known) and 1100 not in known
 
 
 # Comparing
 
 
-def _asked(*steps: int, **limits: Any) -> tuple[Story, d.CompareSave]:
+def _asked(*steps: int, **limits: Any) -> tuple[Story, d.CompareCheckpoint]:
     """Return such a job when all is stopped, and what is ordered to be compared."""
     story = _crashed(*steps, **limits)
     story.compares = False
-    return story, only(story.stop_all(), d.CompareSave)
+    return story, only(story.stop_all(), d.CompareCheckpoint)
 
 
 def test_nothing_begins_before_the_comparison_has_answered() -> None:
@@ -205,23 +210,23 @@ def test_nothing_begins_before_the_comparison_has_answered() -> None:
 def test_where_there_is_no_save_the_books_are_closed_all_the_same() -> None:
     story, order = _asked()
     assert order.save == 0
-    late = only(story.hear(story.saved(10), story.compared(order)), d.CompareSave)
+    late = only(story.hear(story.saved(10), story.compared(order)), d.CompareCheckpoint)
     assert late.save == 1010, "what the closing of the books has found is compared, too"
     assert only(story.hear(story.compared(late)), d.BeginAttempt).resume == at(10)
 
 
 def test_a_save_that_differs_gives_way_to_the_one_before_which_is_compared_as_well() -> None:
     story, order = _asked(10, 20)
-    gone = story.saved(20, state=SaveState.GONE, why="step-20.pt is gone")
-    older = only(story.hear(gone, story.compared(order, "step-20.pt is gone")), d.CompareSave)
+    gone = story.saved(20, state=CheckpointState.GONE, why="step-20.pt is gone")
+    older = only(story.hear(gone, story.compared(order, "step-20.pt is gone")), d.CompareCheckpoint)
     assert older.save == 1010
     begin = only(story.hear(story.compared(older)), d.BeginAttempt)
-    assert begin.resume == at(10) and begin.passed[0].why == "gone: step-20.pt is gone"
+    assert begin.resume == at(10) and begin.passed_over[0].why == "gone: step-20.pt is gone"
 
 
 def test_a_save_that_comes_home_while_another_is_compared_is_compared_itself() -> None:
     story, order = _asked(10)
-    newer = only(story.hear(story.saved(20), story.compared(order)), d.CompareSave)
+    newer = only(story.hear(story.saved(20), story.compared(order)), d.CompareCheckpoint)
     assert newer.save == 1020
     assert none_of(story.hear(story.compared(order)), d.BeginAttempt), "that answer is about another"
     assert only(story.hear(story.compared(newer)), d.BeginAttempt).resume == at(20)
@@ -229,12 +234,12 @@ def test_a_save_that_comes_home_while_another_is_compared_is_compared_itself() -
 
 def test_a_new_supervisor_compares_again_what_was_under_way_or_answered() -> None:
     story, order = _asked(10)
-    again = only(story.hear(e.SupervisorStarted(0.0, 2)), d.CompareSave)
+    again = only(story.hear(e.SupervisorStarted(0.0, 2)), d.CompareCheckpoint)
     assert again.save == order.save
     story.brain.learn(story.compared(again))
     story.brain.learn(e.SupervisorStarted(story.now_s, 3))
     decisions, _ = story.brain.decide(story.now_s)
-    assert [type(one) for one in decisions] == [d.CompareSave]
+    assert [type(one) for one in decisions] == [d.CompareCheckpoint]
 
 
 def test_a_disk_that_does_not_answer_for_hours_ends_the_job_and_no_save_is_given_up() -> None:
@@ -252,10 +257,10 @@ def test_all_bytes_are_compared_after_a_lost_node_and_when_a_person_resumes() ->
     story.run()
     story.hear(story.saved(10), e.AgentDied(0.0, "n1", "SIGKILL"))
     said = [*story.hear(story.stopped(0)), *story.hear(story.up(1, boot="b"))]
-    assert only(said, d.CompareSave).deep
+    assert only(said, d.CompareCheckpoint).deep
     story = _crashed(10, restarts_max=0)
     story.stop_all()
-    assert only(story.hear(e.ResumeRequested(0.0, 1)), d.CompareSave).deep
+    assert only(story.hear(e.ResumeRequested(0.0, 1)), d.CompareCheckpoint).deep
 
 
 # Progress
@@ -267,29 +272,31 @@ def test_a_whole_save_beyond_the_beginning_is_progress() -> None:
         story.run(attempt)
         story.hear(story.saved(attempt, attempt), story.exited(0, attempt=attempt, count=0))
         story.stop_all(attempt)
-    assert story.brain.facts.spent == 0 and story.brain.facts.end is None
+    assert story.brain.facts.restarts_spent == 0 and story.brain.facts.end is None
 
 
-@pytest.mark.parametrize("state", [SaveState.OPEN, SaveState.TORN, SaveState.GONE, SaveState.DISTRUSTED])
-def test_a_save_that_is_not_whole_is_no_progress(state: SaveState) -> None:
+@pytest.mark.parametrize(
+    "state", [CheckpointState.OPEN, CheckpointState.TORN, CheckpointState.GONE, CheckpointState.DISTRUSTED]
+)
+def test_a_save_that_is_not_whole_is_no_progress(state: CheckpointState) -> None:
     story = _resumed(10)
     story.hear(story.saved(20, 2), story.saved(20, 2, state=state), story.exited(0, attempt=2, count=1))
     story.stop_all(2)
-    assert story.brain.facts.spent == 1
+    assert story.brain.facts.restarts_spent == 1
 
 
 def test_a_save_no_further_than_the_beginning_is_no_progress() -> None:
     story = _resumed(10)
     story.hear(story.saved(10, 2), story.exited(0, attempt=2, count=1))
     story.stop_all(2)
-    assert story.brain.facts.spent == 1
+    assert story.brain.facts.restarts_spent == 1
 
 
 # Scripts that do not begin from their save
 
 
-def _elsewhere(attempt: int, steps: int, step: int = 0) -> e.BeganElsewhere:
-    return e.BeganElsewhere(0.0, attempt, step, f"step-{step + steps}.pt", steps)
+def _elsewhere(attempt: int, steps: int, step: int = 0) -> e.ResumedElsewhere:
+    return e.ResumedElsewhere(0.0, attempt, step, f"step-{step + steps}.pt", steps)
 
 
 def test_an_attempt_that_began_anew_is_counted_from_the_beginning() -> None:
@@ -297,11 +304,11 @@ def test_an_attempt_that_began_anew_is_counted_from_the_beginning() -> None:
     story.hear(story.beat(0, 12, attempt=2))
     assert story.brain.facts.step == 22
     story.hear(_elsewhere(2, 10))
-    assert story.brain.facts.step == 12 and not story.brain.facts.progressed()
+    assert story.brain.facts.step == 12 and not story.brain.facts.has_progressed()
     story.hear(story.saved(20, 2))
-    assert not story.brain.facts.progressed(), "a save may be newer than where it began, and yet old"
+    assert not story.brain.facts.has_progressed(), "a save may be newer than where it began, and yet old"
     story.hear(story.beat(0, 15, attempt=2))
-    assert story.brain.facts.progressed(), "15 is further than the 14 of the first attempt"
+    assert story.brain.facts.has_progressed(), "15 is further than the 14 of the first attempt"
 
 
 def test_where_a_stale_attempt_began_says_nothing_of_this_one() -> None:
@@ -314,7 +321,7 @@ def test_a_script_that_ignores_its_checkpoint_ends_at_its_second_failure_and_is_
     story = Story(1)
     story.life(1, 14, story.saved(10))
     verdict = story.life(2, 14, _elsewhere(2, 10))
-    assert (verdict.kind, verdict.step) == (d.Kind.NO_PROGRESS, 14)
+    assert (verdict.kind, verdict.step) == (d.VerdictKind.NO_PROGRESS, 14)
     assert any(
         "from scratch" in line and "does it read ORCH_RESUME_FROM" in line for line in verdict.evidence
     )
@@ -347,22 +354,22 @@ def test_a_failure_before_the_script_was_seen_to_begin_anew_is_recognised_all_th
     story.life(1, 14, story.saved(10))
     story.run(2)
     late = only(story.hear(story.exited(0, attempt=2, count=14)), d.Judge).verdict
-    assert (late.kind, late.step) == (d.Kind.CRASH, 24)
+    assert (late.kind, late.step) == (d.VerdictKind.CRASH, 24)
     begin = only([*story.hear(_elsewhere(2, 10)), *story.stop_all(2), *story.wait(20.0)], d.BeginAttempt)
     assert "from scratch" in begin.why
-    assert story.brain.facts.past[-1].failed_step == 14 and story.brain.facts.best_step == 14
-    assert story.life(3, 14).kind is d.Kind.NO_PROGRESS
+    assert story.brain.facts.past_attempts[-1].failed_step == 14 and story.brain.facts.best_step == 14
+    assert story.life(3, 14).kind is d.VerdictKind.NO_PROGRESS
 
 
-def _last(attempt: int, step: int, **more: Any) -> e.SaveChanged:
+def _last(attempt: int, step: int, **more: Any) -> e.CheckpointChanged:
     """Return what an attempt saved under a name that is overwritten, 10 steps from where it began."""
-    return e.SaveChanged(0.0, save(step, attempt, key="#", main="last.pt", steps=10, **more))
+    return e.CheckpointChanged(0.0, save(step, attempt, key="#", main="last.pt", steps=10, **more))
 
 
 def test_coming_equally_far_from_one_overwritten_save_is_no_progress_in_the_end() -> None:
     story = Story(1)
     verdicts = [story.life(n, 14, _last(n, 10 * n)) for n in range(1, ALIKE_MAX + 2)]
-    assert [one.kind for one in verdicts] == [d.Kind.CRASH] * ALIKE_MAX + [d.Kind.NO_PROGRESS]
+    assert [one.kind for one in verdicts] == [d.VerdictKind.CRASH] * ALIKE_MAX + [d.VerdictKind.NO_PROGRESS]
     assert any("from scratch" in line for line in verdicts[-1].evidence)
 
 
@@ -370,8 +377,8 @@ def test_coming_equally_far_is_progress_where_stated_steps_prove_it() -> None:
     story = Story(1)
     for attempt in range(1, 3 * ALIKE_MAX):
         wrote = _last(attempt, 10 * attempt, stated=10 * attempt, step_source=StepSource.STATED)
-        assert story.life(attempt, 14, wrote).kind is d.Kind.CRASH
-    assert story.brain.facts.spent == 0
+        assert story.life(attempt, 14, wrote).kind is d.VerdictKind.CRASH
+    assert story.brain.facts.restarts_spent == 0
 
 
 def test_coming_equally_far_does_not_count_across_a_resume_by_the_user() -> None:
@@ -382,7 +389,7 @@ def test_coming_equally_far_does_not_count_across_a_resume_by_the_user() -> None
     story.hear(e.CancelRequested(0.0, 1))
     story.stop_all(ALIKE_MAX + 1)
     story.hear(e.ResumeRequested(0.0, 2))
-    assert story.life(ALIKE_MAX + 2, 14, _last(ALIKE_MAX + 2, 90)).kind is d.Kind.CRASH
+    assert story.life(ALIKE_MAX + 2, 14, _last(ALIKE_MAX + 2, 90)).kind is d.VerdictKind.CRASH
 
 
 # Saves that cannot be loaded
@@ -391,13 +398,15 @@ def test_coming_equally_far_does_not_count_across_a_resume_by_the_user() -> None
 def test_a_save_that_a_rank_died_loading_is_given_up_at_once_for_the_one_before() -> None:
     story = _resumed(10, 20)
     verdict = only(story.hear(story.exited(0, failure=LOADING, attempt=2)), d.Judge).verdict
-    assert verdict.kind is d.Kind.CRASH and verdict.evidence[0].startswith(
+    assert verdict.kind is d.VerdictKind.CRASH and verdict.evidence[0].startswith(
         "step-20.pt is distrusted, an older checkpoint is used: rank 0 could not load it in attempt 2: RuntimeError"
     )
     said = story.stop_all(2)
-    given_up, begin = only(said, d.DistrustSave), only(said, d.BeginAttempt)
+    given_up, begin = only(said, d.DistrustCheckpoint), only(said, d.BeginAttempt)
     assert (given_up.save, given_up.is_certain) == (1020, True)
-    assert begin.resume == at(10) and begin.passed[0].why.startswith("distrusted: rank 0 could not load it")
+    assert begin.resume == at(10) and begin.passed_over[0].why.startswith(
+        "distrusted: rank 0 could not load it"
+    )
 
 
 def test_a_file_inside_a_save_is_of_it_and_one_of_another_save_is_not() -> None:
@@ -408,16 +417,16 @@ def test_a_file_inside_a_save_is_of_it_and_one_of_another_save_is_not() -> None:
     ):
         story = _resumed(10, 20)
         story.hear(story.exited(0, failure=dataclasses.replace(LOADING, loading=loading), attempt=2))
-        assert none_of(story.stop_all(2), d.DistrustSave) is not is_of, loading
+        assert none_of(story.stop_all(2), d.DistrustCheckpoint) is not is_of, loading
 
 
 def test_a_save_for_which_there_was_no_memory_is_not_given_up_for_that() -> None:
     story = _resumed(10, 20)
     full = dataclasses.replace(LOADING, type="OutOfMemoryError", message="CUDA out of memory")
     verdict = only(story.hear(story.exited(0, failure=full, attempt=2)), d.Judge).verdict
-    assert verdict.kind is d.Kind.OOM
+    assert verdict.kind is d.VerdictKind.OOM
     said = story.stop_all(2)
-    assert none_of(said, d.DistrustSave) and only(said, d.BeginAttempt).resume == at(20)
+    assert none_of(said, d.DistrustCheckpoint) and only(said, d.BeginAttempt).resume == at(20)
 
 
 def test_a_save_that_is_not_whole_on_a_node_is_given_up_and_the_node_is_not() -> None:
@@ -429,7 +438,7 @@ def test_a_save_that_is_not_whole_on_a_node_is_given_up_and_the_node_is_not() ->
     said = story.hear(
         e.FromNode(0.0, "n1", reports.PrepareFailed(2, "the checkpoint is not whole here", "", 1020))
     )
-    assert only(said, d.DistrustSave).is_certain and only(said, d.BeginAttempt).resume == at(10)
+    assert only(said, d.DistrustCheckpoint).is_certain and only(said, d.BeginAttempt).resume == at(10)
     assert not story.brain.facts.nodes["n1"].excluded
 
 
@@ -437,9 +446,9 @@ def test_a_save_is_given_up_after_two_attempts_from_it_ended_alike_before_a_step
     story = _resumed(10, 20)
     story.hear(story.exited(0, failure=UNSAID, attempt=2))
     first = story.stop_all(2)
-    assert none_of(first, d.DistrustSave) and only(first, d.BeginAttempt).resume == at(20)
-    assert story.life(3, 0, failure=UNSAID).kind is d.Kind.CRASH
-    given_up = only(story.said, d.DistrustSave)
+    assert none_of(first, d.DistrustCheckpoint) and only(first, d.BeginAttempt).resume == at(20)
+    assert story.life(3, 0, failure=UNSAID).kind is d.VerdictKind.CRASH
+    given_up = only(story.said, d.DistrustCheckpoint)
     assert (given_up.save, given_up.is_certain) == (1020, False)
     assert story.brain.facts.attempt is not None and story.brain.facts.attempt.resume == at(10)
 
@@ -450,7 +459,7 @@ def test_a_save_from_which_one_of_them_made_steps_can_be_loaded(counts: tuple[in
     story.hear(story.exited(0, failure=UNSAID, attempt=2, count=counts[0]))
     story.stop_all(2)
     story.life(3, counts[1], failure=UNSAID)
-    assert none_of(story.said, d.DistrustSave)
+    assert none_of(story.said, d.DistrustCheckpoint)
 
 
 def test_what_befell_before_a_resume_by_the_user_does_not_count_against_a_save() -> None:
@@ -460,15 +469,15 @@ def test_what_befell_before_a_resume_by_the_user_does_not_count_against_a_save()
     story.life(2, 0, failure=UNSAID)
     story.hear(e.ResumeRequested(0.0, 2))
     story.life(3, 0, failure=UNSAID)
-    assert none_of(story.said, d.DistrustSave)
+    assert none_of(story.said, d.DistrustCheckpoint)
 
 
 def test_the_only_save_is_not_given_up_and_the_job_makes_no_progress() -> None:
     story = _resumed(20)
     story.hear(story.exited(0, failure=LOADING, attempt=2))
     assert only(story.stop_all(2), d.BeginAttempt).resume == at(20)
-    assert story.life(3, 0, failure=LOADING).kind is d.Kind.NO_PROGRESS
-    assert none_of(story.said, d.DistrustSave) and _state(story, 20) is SaveState.WHOLE
+    assert story.life(3, 0, failure=LOADING).kind is d.VerdictKind.NO_PROGRESS
+    assert none_of(story.said, d.DistrustCheckpoint) and _state(story, 20) is CheckpointState.WHOLE
 
 
 def test_a_save_that_a_person_has_named_is_not_given_up_for_an_older_one() -> None:
@@ -479,8 +488,8 @@ def test_a_save_that_a_person_has_named_is_not_given_up_for_an_older_one() -> No
     story.stop_all(2)
     story.hear(e.ResumeRequested(0.0, 2, 1020))
     story.life(3, 0, failure=LOADING)
-    assert story.life(4, 0, failure=LOADING).kind is d.Kind.NO_PROGRESS
-    assert none_of(story.said, d.DistrustSave)
+    assert story.life(4, 0, failure=LOADING).kind is d.VerdictKind.NO_PROGRESS
+    assert none_of(story.said, d.DistrustCheckpoint)
 
 
 def test_a_failure_that_no_attempt_follows_gives_no_save_up() -> None:
@@ -489,7 +498,7 @@ def test_a_failure_that_no_attempt_follows_gives_no_save_up() -> None:
     story.run(2)
     story.hear(story.exited(0, 3, LOADING, attempt=2))
     said = story.stop_all(2)
-    assert only(said, d.EndJob).end is d.JobEnd.FAILED and none_of(said, d.DistrustSave)
+    assert only(said, d.EndJob).end is d.JobEnd.FAILED and none_of(said, d.DistrustCheckpoint)
 
 
 def test_failing_alike_from_two_saves_of_one_step_is_not_yet_no_progress() -> None:
@@ -499,8 +508,8 @@ def test_failing_alike_from_two_saves_of_one_step_is_not_yet_no_progress() -> No
     bare = Failure("", "no exception", "", None)
     story.life(2, 0, failure=bare)
     story.life(3, 0, failure=bare)
-    assert only(story.said, d.DistrustSave).save == 1021
-    assert story.life(4, 0, failure=bare).kind is d.Kind.CRASH, "it is the first from that save"
+    assert only(story.said, d.DistrustCheckpoint).save == 1021
+    assert story.life(4, 0, failure=bare).kind is d.VerdictKind.CRASH, "it is the first from that save"
 
 
 def test_the_same_exception_from_two_saves_is_of_the_code_and_both_are_trusted_again() -> None:
@@ -508,14 +517,14 @@ def test_the_same_exception_from_two_saves_is_of_the_code_and_both_are_trusted_a
     story.life(1, 34, story.saved(10), story.saved(20), story.saved(30))
     assert (
         story.life(2, 0, failure=dataclasses.replace(LOADING, loading="/ckpt/step-30.pt")).kind
-        is d.Kind.CRASH
+        is d.VerdictKind.CRASH
     )
     verdict = story.life(3, 0, failure=dataclasses.replace(LOADING, loading="/ckpt/step-20.pt"))
-    assert verdict.kind is d.Kind.NO_PROGRESS and verdict.summary.startswith(
+    assert verdict.kind is d.VerdictKind.NO_PROGRESS and verdict.summary.startswith(
         f"the same failure from {at(30).path} and {at(20).path}: the cause is not the files, but {LOADING.where}: rank 0"
     )
     assert story.brain.facts.end is d.JobEnd.FAILED
-    assert [_state(story, step) for step in (10, 20, 30)] == 3 * [SaveState.WHOLE]
+    assert [_state(story, step) for step in (10, 20, 30)] == 3 * [CheckpointState.WHOLE]
 
 
 @pytest.mark.parametrize("other", [{"type": "KeyError"}, {"where": frame("train.py:99")}])
@@ -524,7 +533,7 @@ def test_another_exception_or_place_from_another_save_is_not_yet_the_code(other:
     story.life(1, 34, story.saved(10), story.saved(20), story.saved(30))
     story.life(2, 0, failure=dataclasses.replace(LOADING, loading="/ckpt/step-30.pt"))
     failure = dataclasses.replace(LOADING, loading="/ckpt/step-20.pt", **other)
-    assert story.life(3, 0, failure=failure).kind is d.Kind.CRASH
+    assert story.life(3, 0, failure=failure).kind is d.VerdictKind.CRASH
     assert story.brain.facts.attempt is not None and story.brain.facts.attempt.resume == at(10)
 
 
@@ -537,7 +546,10 @@ def test_what_was_given_up_counts_again_when_the_job_ends_and_no_attempt_has_got
     story.life(2, 0, failure=dataclasses.replace(LOADING, loading="/ckpt/step-30.pt"))
     for attempt in (3, 4):
         story.life(attempt, 0, failure=dataclasses.replace(UNSAID, type="KeyError"))
-    assert [_state(story, step) for step in (10, 20, 30)] == [SaveState.WHOLE, *2 * [SaveState.DISTRUSTED]]
+    assert [_state(story, step) for step in (10, 20, 30)] == [
+        CheckpointState.WHOLE,
+        *2 * [CheckpointState.DISTRUSTED],
+    ]
     if is_cancelled:
         story.hear(e.CancelRequested(0.0, 1))
         story.stop_all(5)
@@ -546,7 +558,7 @@ def test_what_was_given_up_counts_again_when_the_job_ends_and_no_attempt_has_got
         story.life(6, 0, failure=UNSAID)
     assert story.brain.facts.end is (d.JobEnd.CANCELLED if is_cancelled else d.JobEnd.FAILED)
     begin = only(story.hear(e.ResumeRequested(0.0, 2)), d.BeginAttempt)
-    assert begin.resume == at(30) and not begin.passed
+    assert begin.resume == at(30) and not begin.passed_over
 
 
 @pytest.mark.parametrize("is_later", [False, True])
@@ -564,7 +576,7 @@ def test_what_was_given_up_stays_so_once_an_attempt_from_an_older_save_has_got_f
     story.hear(story.saved(13, last), e.CancelRequested(0.0, 1))
     story.stop_all(last)
     begin = only(story.hear(e.ResumeRequested(0.0, 2)), d.BeginAttempt)
-    assert begin.resume == at(13, last) and _state(story, 20) is SaveState.DISTRUSTED
+    assert begin.resume == at(13, last) and _state(story, 20) is CheckpointState.DISTRUSTED
 
 
 # Saves that were written out of step
@@ -575,24 +587,35 @@ def test_what_an_attempt_saved_since_its_ranks_were_out_of_step_is_given_up_also
     story.run()
     story.hear(story.saved(30), story.saved(39), story.saved(40, stated=40, step_source=StepSource.STATED))
     story.hear(story.saved(41, stated=41, step_source=StepSource.STATED))
-    verdict = d.Verdict(d.Kind.DESYNC, (1,), "n1", "rank 1", (), d.Signature(d.Kind.DESYNC), 41, 0.0, False)
+    verdict = d.Verdict(
+        d.VerdictKind.DESYNC,
+        (1,),
+        "n1",
+        "rank 1",
+        (),
+        d.FailureSignature(d.VerdictKind.DESYNC),
+        41,
+        0.0,
+        False,
+    )
     story.hear(story.beat(0, 50), story.beat(1, 50))
     story.brain.learn(d.Judge(story.now_s, "", 1, verdict))
     states = [_state(story, step) for step in (30, 39, 40, 41)]
-    assert [state is SaveState.WHOLE for state in states] == [True, False, True, False], (
+    assert [state is CheckpointState.WHOLE for state in states] == [True, False, True, False], (
         "a step that was only counted may be off by two"
     )
     story.hear(story.saved(50))
-    assert _state(story, 50) is SaveState.DISTRUSTED
+    assert _state(story, 50) is CheckpointState.DISTRUSTED
     assert story.brain.facts.checkpoint == at(40)
 
 
 # Saves on their way home
 
 
-def _coming(step: int) -> e.SaveChanged:
-    return e.SaveChanged(
-        0.0, save(step, state=SaveState.OPEN, is_coming=True, places=(Place("n0", "/host/ckpt"),))
+def _coming(step: int) -> e.CheckpointChanged:
+    return e.CheckpointChanged(
+        0.0,
+        save(step, state=CheckpointState.OPEN, is_coming=True, places=(FileLocation("n0", "/host/ckpt"),)),
     )
 
 
@@ -613,9 +636,9 @@ def test_the_next_attempt_waits_for_a_save_on_its_way_and_begins_from_it() -> No
 
 
 def test_a_save_that_cannot_come_is_not_waited_for() -> None:
-    lost = save(20, state=SaveState.GONE, why="the copy broke off")
-    begin = only(_under_way().hear(e.SaveChanged(0.0, lost)), d.BeginAttempt)
-    assert begin.resume == at(10) and begin.passed[0].why == "gone: the copy broke off"
+    lost = save(20, state=CheckpointState.GONE, why="the copy broke off")
+    begin = only(_under_way().hear(e.CheckpointChanged(0.0, lost)), d.BeginAttempt)
+    assert begin.resume == at(10) and begin.passed_over[0].why == "gone: the copy broke off"
 
 
 def test_a_save_that_takes_too_long_is_not_waited_for_without_end() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.scheduling import fence
-from orchestrator.brain.scheduling.fence import ALONE_S_MAX, QUIET_S_MAX
+from orchestrator.brain.scheduling.fence import CONTACT_TIMEOUT_S_MAX, STARTUP_TIMEOUT_S_MAX
 from orchestrator.core.observations import Framework
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
@@ -58,7 +58,7 @@ def test_a_long_pause_is_told_to_both_agents_once_as_three_times_as_long() -> No
     assert _fences(_step(story, 2, 50.0)) == [("n0", 150.0, 0.0), ("n1", 150.0, 0.0)]
     assert none_of(_step(story, 3, 50.0), orders.Fence)
     assert none_of(_step(story, 4, 55.0), orders.Fence)
-    assert _fences(_step(story, 5, 5000.0))[0][1] == QUIET_S_MAX
+    assert _fences(_step(story, 5, 5000.0))[0][1] == CONTACT_TIMEOUT_S_MAX
 
 
 def test_the_next_attempt_waits_longer_than_the_longest_time_that_an_agent_was_told() -> None:
@@ -169,10 +169,10 @@ def test_ranks_that_work_without_steps_earn_time_until_their_first_one() -> None
     assert _fences(_print(story, 2, 20.0)) == [("n0", BASE_S, 30.0), ("n1", BASE_S, 30.0)]
     assert none_of(_print(story, 3, 2.0), orders.Fence)
     assert none_of(_print(story, 3, 500.0), orders.Fence), "nothing new was printed"
-    assert _fences(_print(story, 4, 3000.0))[0][2] == ALONE_S_MAX
+    assert _fences(_print(story, 4, 3000.0))[0][2] == STARTUP_TIMEOUT_S_MAX
     _breaks(story, 1.0)
-    assert not _begins(story.wait(ALONE_S_MAX))
-    assert _begins(story.wait(ALONE_S_MAX))
+    assert not _begins(story.wait(STARTUP_TIMEOUT_S_MAX))
+    assert _begins(story.wait(STARTUP_TIMEOUT_S_MAX))
 
 
 def test_with_the_first_step_the_time_of_ranks_without_steps_is_over() -> None:
@@ -190,7 +190,7 @@ def test_what_was_told_of_ranks_without_steps_ends_with_their_attempt() -> None:
     story.stop_all()
     story.wait(30.0)
     story.run(2)
-    assert story.brain.facts.nodes["n1"].alone_s == 0.0
+    assert story.brain.facts.nodes["n1"].startup_timeout_s == 0.0
 
 
 def test_where_locks_tell_of_agents_no_time_does() -> None:

@@ -51,13 +51,13 @@ def test_ranks_are_placed_once_enough_hosts_are_up_in_the_users_order() -> None:
 def test_a_host_that_comes_up_slowly_is_waited_for_a_while_and_then_done_without() -> None:
     story = Story(hosts=3, spares=1)
     assert none_of(story.hear(story.up(1), story.up(2)), d.Place)
-    assert _places(story.wait(placement.PATIENCE_S)) == ["n1", "n2"]
+    assert _places(story.wait(placement.HOST_START_S_MAX)) == ["n1", "n2"]
 
 
 def test_beside_a_host_that_comes_up_slowly_another_is_launched() -> None:
     story = Story(hosts=3)
     story.hear(story.up(0))
-    assert names(story.wait(placement.PATIENCE_S), d.Launch) == ["n2"]
+    assert names(story.wait(placement.HOST_START_S_MAX), d.Launch) == ["n2"]
     assert _places(story.hear(story.up(2))) == ["n0", "n2"]
 
 
@@ -67,7 +67,7 @@ def test_a_host_that_refuses_is_passed_over_and_never_launched_again() -> None:
     story.hear(story.up(1))
     assert _places(story.hear(story.up(2))) == ["n1", "n2"]
     assert "n0" not in names(story.wait(600.0), d.Launch)
-    assert placement.note(story.brain.facts.nodes["n0"]) == Fault("n0", "stage: wrong key")
+    assert placement.unused_reason(story.brain.facts.nodes["n0"]) == Fault("n0", "stage: wrong key")
 
 
 def test_a_resume_gives_a_host_that_refused_another_chance() -> None:
@@ -81,7 +81,7 @@ def test_too_few_usable_hosts_end_the_job_once_all_have_answered_and_each_is_nam
     story.hear(story.refused(0, LASTING, "old key"))
     assert none_of(story.hear(story.refused(1, LASTING, "no python")), d.Judge), "n2 has not answered"
     verdict = only(story.hear(story.refused(2, LASTING, "no space")), d.Judge).verdict
-    assert verdict.kind is d.Kind.LAUNCH and not verdict.retry
+    assert verdict.kind is d.VerdictKind.LAUNCH and not verdict.retry
     assert verdict.evidence == ("n0: stage: old key", "n1: stage: no python", "n2: stage: no space")
     assert only(story.said, d.EndJob).end is d.JobEnd.FAILED
 
@@ -105,7 +105,7 @@ def test_a_job_that_is_queued_for_longer_than_its_user_lets_it_ends_and_says_who
     story.hear(e.QueueSeen(0.0, ("job-1",)))
     assert none_of(story.wait(99.0), d.Judge)
     verdict = only(story.wait(2.0), d.Judge).verdict
-    assert (verdict.kind, verdict.retry) == (d.Kind.START_TIMEOUT, False)
+    assert (verdict.kind, verdict.retry) == (d.VerdictKind.START_TIMEOUT, False)
     assert verdict.summary.startswith("queued for 100 s")
     assert verdict.evidence == ("jobs ahead: job-1",)
 
@@ -164,7 +164,7 @@ def test_waiting_for_others_counts_neither_for_the_start_nor_for_the_time_limit(
     story.run_on(0, 1)
     for count in (1, 2, 3):
         assert none_of([*story.hear(story.beat(0, count), story.beat(1, count)), *story.wait(15.0)], d.Judge)
-    assert only(story.wait(5.0), d.Judge).verdict.kind is d.Kind.TIME_LIMIT
+    assert only(story.wait(5.0), d.Judge).verdict.kind is d.VerdictKind.TIME_LIMIT
 
 
 def test_a_spare_steps_in_and_the_other_rank_stays_where_it_is() -> None:
@@ -184,7 +184,7 @@ def test_a_lost_host_without_another_is_waited_for_and_then_ends_the_job() -> No
     story = _running(2)
     decided = [*_lose(story, 1, 0), *story.wait(61.0)]
     verdict = [decision.verdict for decision in decided if isinstance(decision, d.Judge)][-1]
-    assert (verdict.kind, verdict.node, verdict.retry) == (d.Kind.NODE_LOST, "n1", False)
+    assert (verdict.kind, verdict.node, verdict.retry) == (d.VerdictKind.NODE_LOST, "n1", False)
     assert "has not come back within 60 s" in only(story.said, d.EndJob).why
 
 
@@ -227,7 +227,7 @@ def test_a_host_where_the_setup_fails_is_done_without_where_there_are_others() -
     )
     assert (names(decided, orders.Dismiss), names(decided, d.Launch)) == (["n1"], ["n2"])
     assert _places(story.hear(story.up(2))) == ["n0", "n2"]
-    assert "setup line 1" in str(placement.note(story.brain.facts.nodes["n1"]))
+    assert "setup line 1" in str(placement.unused_reason(story.brain.facts.nodes["n1"]))
 
 
 def test_a_launch_that_failed_three_times_is_forgotten_in_the_next_attempt() -> None:
@@ -251,7 +251,7 @@ def test_a_placed_host_that_is_gone_before_its_ranks_start_is_lost() -> None:
     story = Story(hosts=3)
     story.hear(story.up(0), story.up(1))
     decided = story.hear(e.AgentDied(0.0, "n1", "killed"))
-    assert only(decided, d.Judge).verdict.kind is d.Kind.NODE_LOST
+    assert only(decided, d.Judge).verdict.kind is d.VerdictKind.NODE_LOST
     assert "n2" in names(decided, d.Launch)
 
 

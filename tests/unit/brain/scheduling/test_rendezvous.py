@@ -48,7 +48,7 @@ def test_a_node_that_cannot_reach_the_first_is_named_with_what_it_tried() -> Non
     story = _prepared()
     story.hear(story.prepared(0, 1, LAN))
     verdict = only(story.hear(story.probed(1, missed=(f"{LAN}: timed out",))), d.Judge).verdict
-    assert (verdict.kind, verdict.node) == (d.Kind.RENDEZVOUS, "n1")
+    assert (verdict.kind, verdict.node) == (d.VerdictKind.RENDEZVOUS, "n1")
     assert verdict.summary == f"n1 cannot reach n0, where the ranks meet: {LAN}: timed out"
 
 
@@ -89,7 +89,7 @@ def test_a_first_node_that_one_after_the_other_cannot_reach_is_the_one_apart_and
 def test_nodes_that_reach_different_addresses_have_no_place_to_meet() -> None:
     story = _prepared(3)
     story.hear(story.prepared(0, 1, FAST, LAN), story.probed(1, FAST))
-    assert only(story.hear(story.probed(2, LAN)), d.Judge).verdict.kind is d.Kind.RENDEZVOUS
+    assert only(story.hear(story.probed(2, LAN)), d.Judge).verdict.kind is d.VerdictKind.RENDEZVOUS
 
 
 def test_a_later_answer_changes_nothing() -> None:

@@ -100,7 +100,7 @@ def test_the_same_failure_at_the_same_step_again_is_no_progress() -> None:
     story.run(2)
     story.hear(story.exited(1, attempt=2))
     assert story.brain.facts.attempt is not None and story.brain.facts.attempt.verdict is not None
-    assert story.brain.facts.attempt.verdict.kind is d.Kind.NO_PROGRESS
+    assert story.brain.facts.attempt.verdict.kind is d.VerdictKind.NO_PROGRESS
 
 
 def test_a_fatal_signal_at_the_same_place_again_is_no_progress_on_any_rank_before_any_step() -> None:
@@ -111,7 +111,7 @@ def test_a_fatal_signal_at_the_same_place_again_is_no_progress_on_any_rank_befor
         story.hear(story.exited(rank, None, where, attempt=attempt, signal=11))
         story.stop_all(attempt)
     assert story.brain.facts.attempt is not None and story.brain.facts.attempt.verdict is not None
-    assert story.brain.facts.attempt.verdict.kind is d.Kind.NO_PROGRESS
+    assert story.brain.facts.attempt.verdict.kind is d.VerdictKind.NO_PROGRESS
 
 
 def test_only_attempts_without_progress_spend_the_budget() -> None:
@@ -120,7 +120,7 @@ def test_only_attempts_without_progress_spend_the_budget() -> None:
         story.run(attempt)
         story.hear(story.saved(attempt, attempt), story.exited(0, attempt=attempt, count=attempt))
         story.stop_all(attempt)
-    assert story.brain.facts.spent == 0 and story.brain.facts.end is None
+    assert story.brain.facts.restarts_spent == 0 and story.brain.facts.end is None
 
 
 def test_a_cancel_while_preparing_ends_the_job_at_once() -> None:
@@ -157,12 +157,12 @@ def test_beats_folded_for_the_journal_replay_to_the_same_facts() -> None:
     live, replayed = Story(1), Story(1)
     for story in (live, replayed):
         story.run()
-    live.brain.beats()
+    live.brain.take_heartbeats()
     for count in (1, 2, 2, 2):
         live.now_s += 1.0
         live.brain.learn(
             e.FromNode(live.now_s, "n0", reports.Heartbeat(1, (RankHeartbeat(0, count, "S", 0, 0.0),)))
         )
-    for beat in live.brain.beats():
+    for beat in live.brain.take_heartbeats():
         replayed.brain.learn(beat)
     assert replayed.brain.facts == live.brain.facts

@@ -7,7 +7,7 @@ from typing import cast
 
 from orchestrator.brain.checks import node
 from orchestrator.client.checks import cluster
-from orchestrator.client.checks.visits import Visits
+from orchestrator.client.checks.host_sessions import HostSessions
 from orchestrator.core.wire import bootstrap as w
 
 
@@ -19,11 +19,11 @@ class _Alone:
 
 
 def test_a_host_without_an_address_is_named_and_no_link_is_measured() -> None:
-    asked = cluster.Questions(
-        job=node.Job(1, 0, False, 0), programs={}, env={}, sources=(), own=(), folders=(), addresses={}, port=None, interface=None, gpus_held=()
+    asked = cluster.CheckRequest(
+        job=node.JobNeeds(1, 0, False, 0), programs={}, env={}, sources=(), own_modules=(), folders=(), addresses={}, port=None, interface=None, gpus_held=()
     )  # fmt: skip
-    report = cluster.Report()
-    assert cluster._links(cast(Visits, _Alone()), ["one", "two"], asked, report) == ({}, {})
+    report = cluster.ClusterReport()
+    assert cluster._measure_links(cast(HostSessions, _Alone()), ["one", "two"], asked, report) == ({}, {})
     assert [(finding.nodes, finding.what, bool(finding.fix)) for finding in report.findings] == [
         (("one",), "network", True),
         (("two",), "network", True),

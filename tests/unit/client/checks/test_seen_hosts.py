@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.client.checks import seen_hosts
-from orchestrator.core.host import host_memory
-from orchestrator.core.host.host_memory import Note
+from orchestrator.core.host import host_health
+from orchestrator.core.host.host_health import HostHealth
 
 NOW = 1e9
 
 
 def test_hosts_are_listed_with_the_failures_that_count(tmp_path: Path) -> None:
     for note in (
-        Note("n1", NOW, ""),
-        Note("user@n2", NOW, "connect: refused"),
-        Note("n3", NOW, "gone", "gpt-1"),
+        HostHealth("n1", NOW, ""),
+        HostHealth("user@n2", NOW, "connect: refused"),
+        HostHealth("n3", NOW, "gone", "gpt-1"),
     ):
-        host_memory.write(tmp_path, note)
-    listed = [one.as_json() for one in seen_hosts.hosts(tmp_path, NOW + 1)]
+        host_health.write(tmp_path, note)
+    listed = [one.as_json() for one in seen_hosts.list_hosts(tmp_path, NOW + 1)]
     assert [(one["host"], one["state"], one["job"], one["failed_job"], one["why"]) for one in listed] == [
         ("n1", "passed its check", None, None, None),
         ("n3", "was lost", "gpt-1", "gpt-1", "gone"),
@@ -28,4 +28,4 @@ def test_hosts_are_listed_with_the_failures_that_count(tmp_path: Path) -> None:
 
 def test_damage_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "jobs" / "gpt-20260101-000000000-ab").mkdir(parents=True)
-    assert seen_hosts.hosts(tmp_path, NOW) == [] and seen_hosts.hosts(tmp_path / "none", NOW) == []
+    assert seen_hosts.list_hosts(tmp_path, NOW) == [] and seen_hosts.list_hosts(tmp_path / "none", NOW) == []

@@ -17,7 +17,7 @@ def found(tmp_path: Path, spec: str, files: dict[str, str]) -> tuple[list[str], 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (tmp_path / "job.yaml").write_text(f"name: a\nprocs_per_node: 1\n{spec}\n")
-    code, own = sources.of(load(tmp_path / "job.yaml"))
+    code, own = sources.find_sources(load(tmp_path / "job.yaml"))
     return [one.path for one in code], own
 
 

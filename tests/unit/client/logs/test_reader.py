@@ -40,7 +40,7 @@ class Job:
         path = self.dir.rank_log(attempt, rank)
         append(path, text)
         index = LogIndex(self.dir.rank_index(attempt, rank))
-        index.note(self.now_ns if at_ns is None else at_ns, path.stat().st_size)
+        index.record(self.now_ns if at_ns is None else at_ns, path.stat().st_size)
         index.close()
 
     def write_node(self, node: str, text: str, *, at_ns: int, attempt: int = 1) -> None:

@@ -29,7 +29,7 @@ def write(job: JobDir, text: str, at_ns: int = NOW_NS) -> None:
     with job.rank_log(1, 0).open("ab") as file:
         file.write(text.encode())
         index = LogIndex(job.rank_index(1, 0))
-        index.note(at_ns, file.tell())
+        index.record(at_ns, file.tell())
         index.close()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.client.outline.outline import Outline, outline
+from orchestrator.client.outline.outline import Outline, make_outline
 from orchestrator.core.errors import UserError
 from orchestrator.core.settings.rank_settings import SetBy, Setting
 from orchestrator.spec.load import load
@@ -24,7 +24,7 @@ def _outline(folder: Path, *overrides: str, backend: str | None = None, **enviro
     (folder / "train.py").write_text("")
     (folder / "job.yaml").write_text(SPEC)
     home = folder / "home"
-    found = outline(
+    found = make_outline(
         load(folder / "job.yaml", overrides=overrides, backend=backend),
         {"PATH": "/usr/bin:/bin", "ORCH_HOME": str(home), **environ},
     )

@@ -10,36 +10,56 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.checkpoints.choice import NAMED, PASSED_MAX, Choice, Pin, choose, expendable, fits
-from orchestrator.core.checkpoints.save import START, Content, Format, Piece, Save, SaveState
+from orchestrator.core.checkpoints.checkpoint import (
+    START_PREFIX,
+    CheckpointFile,
+    CheckpointRecord,
+    CheckpointState,
+    Content,
+    Format,
+)
+from orchestrator.core.checkpoints.resume_choice import (
+    OVERRIDE_STATES,
+    SKIPPED_MAX,
+    ResumeChoice,
+    ResumeOverride,
+    choose_checkpoint,
+    find_expendable,
+    fits_world_size,
+)
 from tests.support.saved_files import saved
 
 QUICK = settings(database=None, max_examples=100)
 
 
-def chosen(saves: list[Save], pin: Pin | None = None, world_size: int = 2) -> int:
+def chosen(saves: list[CheckpointRecord], pin: ResumeOverride | None = None, world_size: int = 2) -> int:
     """Return the number of the save that is chosen, 0 for the beginning."""
-    save = choose(saves, world_size, pin).save
+    save = choose_checkpoint(saves, world_size, pin).checkpoint
     return save.number if save is not None else 0
 
 
-def reasons(choice: Choice) -> list[tuple[int, str]]:
-    return [(one.save, one.why) for one in choice.passed]
+def reasons(choice: ResumeChoice) -> list[tuple[int, str]]:
+    return [(one.save, one.why) for one in choice.skipped]
 
 
 def test_the_newest_whole_one_counts_and_each_newer_one_has_its_reason() -> None:
     saves = [
-        saved(1), saved(2), saved(3, state=SaveState.TORN, why="ckpt_30.pt is cut off"), saved(4, state=SaveState.OPEN),
-        saved(5, state=SaveState.GONE, why="it was deleted"), saved(6, state=SaveState.DISTRUSTED, why="a rank raised"),
+        saved(1), saved(2), saved(3, state=CheckpointState.TORN, why="ckpt_30.pt is cut off"), saved(4, state=CheckpointState.OPEN),
+        saved(5, state=CheckpointState.GONE, why="it was deleted"), saved(6, state=CheckpointState.DISTRUSTED, why="a rank raised"),
     ]  # fmt: skip
-    choice = choose(saves, 2)
-    assert choice.save == saves[1]
+    choice = choose_checkpoint(saves, 2)
+    assert choice.checkpoint == saves[1]
     assert reasons(choice) == [
         (6, "distrusted: a rank raised"), (5, "gone: it was deleted"), (4, "open"), (3, "torn: ckpt_30.pt is cut off"),
     ]  # fmt: skip
-    assert choose([], 2) == Choice()
+    assert choose_checkpoint([], 2) == ResumeChoice()
     assert (
-        len(choose([saved(number, state=SaveState.TORN) for number in range(1, 99)], 2).passed) == PASSED_MAX
+        len(
+            choose_checkpoint(
+                [saved(number, state=CheckpointState.TORN) for number in range(1, 99)], 2
+            ).skipped
+        )
+        == SKIPPED_MAX
     )
 
 
@@ -50,28 +70,28 @@ def test_of_the_contents_the_best_that_the_job_has_ever_written_counts() -> None
         saved(5, content=Content.PART),
     )
     assert chosen([saved(1), weights, best, part]) == 1
-    assert chosen([saved(1, state=SaveState.GONE), weights, best, part]) == 0
+    assert chosen([saved(1, state=CheckpointState.GONE), weights, best, part]) == 0
     assert chosen([weights, best, part]) == 3
     assert chosen([best, part]) == 4
     assert chosen([part, saved(6, content=Content.OTHER)]) == 0
-    assert reasons(choose([saved(1), weights], 2)) == [(3, "weights alone")]
+    assert reasons(choose_checkpoint([saved(1), weights], 2)) == [(3, "weights alone")]
 
 
 def test_one_far_smaller_than_all_before_it_comes_last_where_no_format_proves_it_whole() -> None:
-    def of(number: int, size_bytes: int, **fields: Any) -> Save:
-        pieces = (Piece("x.dat", size_bytes, 1),)
+    def of(number: int, size_bytes: int, **fields: Any) -> CheckpointRecord:
+        pieces = (CheckpointFile("x.dat", size_bytes, 1),)
         return saved(number, series="x", pieces=pieces, **{"format": Format.UNKNOWN, **fields})
 
     sizes = [of(1, 700_000), of(2, 690_000), of(3, 507_904)]
     assert chosen(sizes) == 2
-    assert reasons(choose(sizes, 2)) == [(3, "has 507,904 bytes, earlier ones at least 690,000")]
+    assert reasons(choose_checkpoint(sizes, 2)) == [(3, "has 507,904 bytes, earlier ones at least 690,000")]
     assert chosen([*sizes[:2], of(3, 10), of(4, 10)]) == 2
     assert chosen([*sizes[:2], of(3, 520_000)]) == 3, "an epoch with a smaller buffer"
     assert chosen([*sizes[:2], of(3, 507_904, format=Format.TORCH)]) == 3
     assert chosen([*sizes[:1], of(3, 507_904)]) == 3, "one before it is no custom"
-    assert chosen([replace(sizes[0], state=SaveState.GONE), *sizes[1:]]) == 3
-    assert chosen(sizes, Pin(3, 1)) == 3
-    gone = [replace(save, state=SaveState.PRUNED) for save in sizes[:2]]
+    assert chosen([replace(sizes[0], state=CheckpointState.GONE), *sizes[1:]]) == 3
+    assert chosen(sizes, ResumeOverride(3, 1)) == 3
+    gone = [replace(save, state=CheckpointState.PRUNED) for save in sizes[:2]]
     assert chosen([*gone, sizes[2]]) == 3
 
 
@@ -84,8 +104,8 @@ def test_of_each_attempt_its_last_one_counts_whatever_steps_the_script_states() 
 
 def test_an_earlier_attempt_that_got_further_counts() -> None:
     saves = [saved(1, attempt=1, step=500), saved(2, attempt=2, step=40), saved(3, attempt=2, step=60)]
-    choice = choose(saves, 2)
-    assert choice.save == saves[0]
+    choice = choose_checkpoint(saves, 2)
+    assert choice.checkpoint == saves[0]
     assert reasons(choice) == [(3, "an earlier attempt saved step 500")]
     assert chosen([*saves, saved(4, attempt=3, step=510)]) == 4
     assert chosen([saved(1, step=500), saved(2, step=40)]) == 2, "of one attempt the newest"
@@ -93,59 +113,63 @@ def test_an_earlier_attempt_that_got_further_counts() -> None:
 
 
 def test_what_a_person_has_named_counts_until_a_later_attempt_has_written_another() -> None:
-    saves = [saved(1), saved(2, state=SaveState.DISTRUSTED), saved(3, attempt=2)]
-    assert chosen(saves, Pin(1, 2)) == 1
-    assert chosen(saves, Pin(2, 2)) == 2, "even one that could not be loaded"
-    assert chosen([*saves, saved(4, attempt=3)], Pin(1, 2)) == 4
-    assert chosen([*saves, saved(4, attempt=3, state=SaveState.TORN)], Pin(1, 2)) == 1
-    assert chosen([saved(1, state=SaveState.GONE), saved(2)], Pin(1, 2)) == 0
+    saves = [saved(1), saved(2, state=CheckpointState.DISTRUSTED), saved(3, attempt=2)]
+    assert chosen(saves, ResumeOverride(1, 2)) == 1
+    assert chosen(saves, ResumeOverride(2, 2)) == 2, "even one that could not be loaded"
+    assert chosen([*saves, saved(4, attempt=3)], ResumeOverride(1, 2)) == 4
+    assert chosen([*saves, saved(4, attempt=3, state=CheckpointState.TORN)], ResumeOverride(1, 2)) == 1
+    assert chosen([saved(1, state=CheckpointState.GONE), saved(2)], ResumeOverride(1, 2)) == 0
     further, adopted = saved(1, step=900), saved(5, attempt=0, step=900)
-    assert chosen([further, saved(4, attempt=3, step=20)], Pin(1, 2)) == 4, (
+    assert chosen([further, saved(4, attempt=3, step=20)], ResumeOverride(1, 2)) == 4, (
         "it was begun from, and was not gone on with"
     )
     assert chosen([adopted, saved(4, attempt=3, step=20)]) == 4
-    assert chosen([adopted, saved(4, attempt=3, step=20)], Pin(5, 3)) == 5
+    assert chosen([adopted, saved(4, attempt=3, step=20)], ResumeOverride(5, 3)) == 5
 
 
-def elsewhere(number: int, **fields: Any) -> Save:
+def elsewhere(number: int, **fields: Any) -> CheckpointRecord:
     """Return a save that a script has written where it starts."""
-    return saved(number, **{"key": f"{START}#{number}", **fields})
+    return saved(number, **{"key": f"{START_PREFIX}#{number}", **fields})
 
 
 def test_what_lies_at_checkpoint_path_counts_before_newer_ones_elsewhere() -> None:
     assert chosen([saved(1), elsewhere(2), elsewhere(3, key="/scratch/#3")]) == 1
-    assert chosen([saved(1, state=SaveState.DISTRUSTED), elsewhere(2)]) == 0, (
+    assert chosen([saved(1, state=CheckpointState.DISTRUSTED), elsewhere(2)]) == 0, (
         "it is given up for no other place"
     )
 
 
 def test_where_none_at_checkpoint_path_can_be_begun_from_others_count() -> None:
-    for fields in ({"state": SaveState.TORN}, {"state": SaveState.GONE}, {"content": Content.PART}):
+    for fields in (
+        {"state": CheckpointState.TORN},
+        {"state": CheckpointState.GONE},
+        {"content": Content.PART},
+    ):
         assert chosen([elsewhere(1), saved(2, **fields)]) == 1
     assert chosen([elsewhere(1), elsewhere(2, key="/scratch/#2")]) == 2
 
 
 def test_a_named_one_counts_wherever_it_lies_until_a_later_attempt_has_written() -> None:
     saves = [saved(1), elsewhere(2)]
-    assert chosen(saves, Pin(2, 1)) == 2
-    assert chosen([*saves, elsewhere(3, attempt=2)], Pin(2, 1)) == 3
-    assert chosen([*saves, elsewhere(3, attempt=2)], Pin(1, 1)) == 3
-    assert chosen([*saves, elsewhere(3, attempt=2), saved(4, attempt=2)], Pin(2, 1)) == 4
+    assert chosen(saves, ResumeOverride(2, 1)) == 2
+    assert chosen([*saves, elsewhere(3, attempt=2)], ResumeOverride(2, 1)) == 3
+    assert chosen([*saves, elsewhere(3, attempt=2)], ResumeOverride(1, 1)) == 3
+    assert chosen([*saves, elsewhere(3, attempt=2), saved(4, attempt=2)], ResumeOverride(2, 1)) == 4
 
 
 def test_one_that_does_not_fit_the_number_of_ranks_is_named_and_nothing_is_taken_in_its_place() -> None:
     saves = [saved(1), saved(2, fits_any_size=False)]
-    assert choose(saves, 4) == Choice(misfit=saves[1])
+    assert choose_checkpoint(saves, 4) == ResumeChoice(world_size_mismatch=saves[1])
     assert chosen(saves, world_size=2) == 2
-    assert chosen(saves, Pin(1, 1), world_size=4) == 1
-    assert fits(saved(1, fits_any_size=False, world_size=0), 4), (
+    assert chosen(saves, ResumeOverride(1, 1), world_size=4) == 1
+    assert fits_world_size(saved(1, fits_any_size=False, world_size=0), 4), (
         "of an adopted one the number may not be known"
     )
 
 
 SAVES = st.lists(
     st.builds(
-        dict[str, Any], state=st.sampled_from(SaveState), content=st.sampled_from(Content), attempt=st.integers(1, 3),
+        dict[str, Any], state=st.sampled_from(CheckpointState), content=st.sampled_from(Content), attempt=st.integers(1, 3),
         step=st.integers(0, 50) | st.none(), fits_any_size=st.booleans(), world_size=st.sampled_from([2, 4]),
         steps=st.integers(0, 3), series=st.sampled_from("ab"), is_slot=st.booleans(), cites=st.lists(st.integers(1, 8)),
     ),
@@ -153,62 +177,65 @@ SAVES = st.lists(
 ).map(lambda all_fields: [_made(number, dict(fields)) for number, fields in enumerate(all_fields, 1)])  # fmt: skip
 
 
-def _made(number: int, fields: dict[str, Any]) -> Save:
+def _made(number: int, fields: dict[str, Any]) -> CheckpointRecord:
     cites = tuple(f"ckpt_{cited}.pt" for cited in fields.pop("cites"))
     key = fields["series"] if fields.pop("is_slot") else f"{fields['series']}{number}"
     return saved(number, key=key, cites=cites, main=f"run/ckpt_{number}.pt", **fields)
 
 
-def is_fit(save: Save, saves: list[Save]) -> bool:
+def is_fit(save: CheckpointRecord, saves: list[CheckpointRecord]) -> bool:
     """Tell whether a save may be begun from when nobody has named one."""
     order = list(Content)
     usual = min((order.index(one.content) for one in saves if one.is_candidate), default=0)
-    return save.state is SaveState.WHOLE and save.is_candidate and order.index(save.content) == usual
+    return save.state is CheckpointState.WHOLE and save.is_candidate and order.index(save.content) == usual
 
 
 @pytest.mark.slow
 @given(SAVES)
 @QUICK
-def test_only_what_is_whole_is_begun_from_and_of_that_the_newest(saves: list[Save]) -> None:
-    choice = choose(saves, 2)
-    found, fit = choice.save or choice.misfit, [save for save in saves if is_fit(save, saves)]
+def test_only_what_is_whole_is_begun_from_and_of_that_the_newest(saves: list[CheckpointRecord]) -> None:
+    choice = choose_checkpoint(saves, 2)
+    found, fit = (
+        choice.checkpoint or choice.world_size_mismatch,
+        [save for save in saves if is_fit(save, saves)],
+    )
     assert (found is None) == (not fit)
     if found is None:
         return
-    assert found in fit and fits(found, 2) == (choice.misfit is None)
+    assert found in fit and fits_world_size(found, 2) == (choice.world_size_mismatch is None)
     assert all(save.number <= found.number for save in fit if save.attempt == found.attempt)
     lasts = {save.attempt: save for save in fit if save.attempt > found.attempt}  # of each the newest
     if lasts:
         assert found.step is not None and lasts[max(lasts)].step is not None
         assert all(save.step < found.step for save in lasts.values() if save.step is not None)
-    assert found.number not in [one.save for one in choice.passed]
+    assert found.number not in [one.save for one in choice.skipped]
 
 
 @pytest.mark.slow
 @given(SAVES)
 @QUICK
 def test_a_newer_one_that_is_further_is_always_taken_and_one_that_is_lost_never_again(
-    saves: list[Save],
+    saves: list[CheckpointRecord],
 ) -> None:
     newer = saved(99, attempt=9, step=100)
-    assert choose([*saves, newer], 2).save == newer
-    found = choose(saves, 2).save
+    assert choose_checkpoint([*saves, newer], 2).checkpoint == newer
+    found = choose_checkpoint(saves, 2).checkpoint
     if found is not None:
-        for state in set(SaveState) - {SaveState.WHOLE}:
+        for state in set(CheckpointState) - {CheckpointState.WHOLE}:
             lost = [dataclasses.replace(save, state=state) if save == found else save for save in saves]
-            other = choose(lost, 2).save
+            other = choose_checkpoint(lost, 2).checkpoint
             assert other is None or other.number != found.number
 
 
 @pytest.mark.slow
 @given(SAVES, st.randoms())
 @QUICK
-def test_the_order_in_which_saves_come_does_not_matter(saves: list[Save], random: object) -> None:
+def test_the_order_in_which_saves_come_does_not_matter(saves: list[CheckpointRecord], random: object) -> None:
     shuffled = list(saves)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert choose(shuffled, 2) == choose(saves, 2)
-    assert expendable(shuffled, 1, None, choose(saves, 2).save) == expendable(
-        saves, 1, None, choose(saves, 2).save
+    assert choose_checkpoint(shuffled, 2) == choose_checkpoint(saves, 2)
+    assert find_expendable(shuffled, 1, None, choose_checkpoint(saves, 2).checkpoint) == find_expendable(
+        saves, 1, None, choose_checkpoint(saves, 2).checkpoint
     )
 
 
@@ -216,16 +243,16 @@ def test_the_order_in_which_saves_come_does_not_matter(saves: list[Save], random
 @given(SAVES, st.integers(1, 8), st.integers(0, 4))
 @QUICK
 def test_where_a_person_has_named_one_nothing_older_than_the_naming_is_taken_in_its_place(
-    saves: list[Save], number: int, attempt: int
+    saves: list[CheckpointRecord], number: int, attempt: int
 ) -> None:
-    choice = choose(saves, 2, Pin(number, attempt))
-    found = choice.save or choice.misfit
+    choice = choose_checkpoint(saves, 2, ResumeOverride(number, attempt))
+    found = choice.checkpoint or choice.world_size_mismatch
     if found is not None and found.number != number:
         assert found.attempt > attempt and is_fit(found, saves)
     elif found is not None:
-        assert found.state in NAMED
+        assert found.state in OVERRIDE_STATES
     else:
-        assert all(save.number != number or save.state not in NAMED for save in saves)
+        assert all(save.number != number or save.state not in OVERRIDE_STATES for save in saves)
 
 
 # What is not kept
@@ -233,40 +260,47 @@ def test_where_a_person_has_named_one_nothing_older_than_the_naming_is_taken_in_
 
 def test_the_newest_of_each_series_stay_and_what_is_cited_best_or_a_round_step() -> None:
     saves = [saved(number) for number in range(1, 8)]
-    assert [save.number for save in expendable(saves, 3, None, saves[-1])] == [4, 3, 2, 1]
-    assert [save.number for save in expendable(saves, 3, 20, saves[-1])] == [3, 1]
+    assert [save.number for save in find_expendable(saves, 3, None, saves[-1])] == [4, 3, 2, 1]
+    assert [save.number for save in find_expendable(saves, 3, 20, saves[-1])] == [3, 1]
     cited = dataclasses.replace(saves[-1], cites=("ckpt_30.pt", "ckpt_20.pt"))
-    assert [save.number for save in expendable([*saves[:-1], cited], 3, None, cited)] == [4, 1]
-    torn = dataclasses.replace(saves[1], state=SaveState.TORN)
-    assert [save.number for save in expendable([saves[0], torn, *saves[2:]], 3, None, saves[-1])] == [4, 3, 1]
+    assert [save.number for save in find_expendable([*saves[:-1], cited], 3, None, cited)] == [4, 1]
+    torn = dataclasses.replace(saves[1], state=CheckpointState.TORN)
+    assert [save.number for save in find_expendable([saves[0], torn, *saves[2:]], 3, None, saves[-1])] == [
+        4,
+        3,
+        1,
+    ]
     other = [saved(number, series="best@#") for number in (8, 9)]
-    assert [save.number for save in expendable([*saves, *other], 3, None, other[-1])] == [4, 3, 2, 1]
-    assert expendable(saves, 3, None, None) == [], "without one to begin from everything stays"
+    assert [save.number for save in find_expendable([*saves, *other], 3, None, other[-1])] == [4, 3, 2, 1]
+    assert find_expendable(saves, 3, None, None) == [], "without one to begin from everything stays"
 
 
 def test_files_that_one_save_wrote_under_several_names_stay_together() -> None:
     saves = [saved(1), saved(2, steps=30), saved(3, steps=30), saved(4, steps=30)]
-    assert [save.number for save in expendable(saves, 1, None, saves[-1])] == [1]
+    assert [save.number for save in find_expendable(saves, 1, None, saves[-1])] == [1]
 
 
 @pytest.mark.slow
 @given(SAVES, st.integers(1, 3), st.integers(1, 20) | st.none())
 @QUICK
 def test_what_is_begun_from_slots_best_ones_and_the_newest_of_a_series_are_never_expendable(
-    saves: list[Save], keep: int, every: int | None
+    saves: list[CheckpointRecord], keep: int, every: int | None
 ) -> None:
-    newest = choose(saves, 2).save
-    found = expendable(saves, keep, every, newest)
+    newest = choose_checkpoint(saves, 2).checkpoint
+    found = find_expendable(saves, keep, every, newest)
     for save in found:
         assert (
-            save.state is SaveState.WHOLE
-            and not save.is_slot
+            save.state is CheckpointState.WHOLE
+            and not save.is_overwritten
             and save.content is not Content.BEST
             and save != newest
         )
         newer = [one for one in saves if one.series == save.series and one.number > save.number]
-        assert len([one for one in newer if one.state is SaveState.WHOLE and not one.is_slot]) >= keep
+        assert (
+            len([one for one in newer if one.state is CheckpointState.WHOLE and not one.is_overwritten])
+            >= keep
+        )
         assert newest is not None and f"ckpt_{save.number}.pt" not in newest.cites
         assert not every or save.step is None or save.step % every
     left = [save for save in saves if save not in found]
-    assert choose(left, 2).save == newest
+    assert choose_checkpoint(left, 2).checkpoint == newest

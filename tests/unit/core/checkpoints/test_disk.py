@@ -14,7 +14,12 @@ from typing import NamedTuple
 import pytest
 
 from orchestrator.core.checkpoints import disk
-from orchestrator.core.checkpoints.save import Piece, Place, Save, SaveState
+from orchestrator.core.checkpoints.checkpoint import (
+    CheckpointFile,
+    CheckpointRecord,
+    CheckpointState,
+    FileLocation,
+)
 from tests.support.saved_files import SAVED_NS, Model, S, adam, saved, torch_save, write
 from tests.support.unprivileged import unprivileged
 
@@ -25,14 +30,14 @@ FILES = {
 }
 
 
-def save_of(root: Path, main: str, *names: str, hashed: bool = True) -> Save:
+def save_of(root: Path, main: str, *names: str, hashed: bool = True) -> CheckpointRecord:
     """Return a save of the files as they are now."""
     pieces = []
     for name in names:
         about = (root / name).stat()
         digest = hashlib.sha256((root / name).read_bytes()).hexdigest() if hashed else ""
-        pieces.append(Piece(name, about.st_size, about.st_mtime_ns, digest))
-    return saved(1, key=main, main=main, pieces=tuple(pieces), places=(Place("", str(root)),))
+        pieces.append(CheckpointFile(name, about.st_size, about.st_mtime_ns, digest))
+    return saved(1, key=main, main=main, pieces=tuple(pieces), places=(FileLocation("", str(root)),))
 
 
 @pytest.fixture
@@ -131,10 +136,10 @@ def test_a_comparison_names_the_first_file_that_is_not_as_it_was_saved(
     assert wanted in found.fault and bool(wanted) == bool(found.fault)
     assert found.fault.startswith("run/step_5/model.pt ") == bool(wanted)
     if wanted:
-        assert (found.pieces, found.by) == (save.pieces, "")
+        assert (found.pieces, found.compared) == (save.files, "")
     else:
-        assert [piece.name for piece in found.pieces] == [piece.name for piece in save.pieces]
-        assert all(disk.is_as_recorded(root, piece) for piece in found.pieces), (
+        assert [piece.name for piece in found.pieces] == [piece.name for piece in save.files]
+        assert all(disk.matches_record(root, piece) for piece in found.pieces), (
             "what was only touched has its new time"
         )
 
@@ -147,7 +152,7 @@ def test_a_comparison_names_the_first_file_that_is_not_as_it_was_saved(
     ],
 )  # fmt: skip
 def test_what_was_compared_is_said(root: Path, hashed: bool, deep: bool, by: str) -> None:
-    assert disk.compare(save_of(root, "run/step_5", *FILES, hashed=hashed), deep=deep).by == by
+    assert disk.compare(save_of(root, "run/step_5", *FILES, hashed=hashed), deep=deep).compared == by
 
 
 @pytest.mark.parametrize("hashed", [True, False])
@@ -168,13 +173,13 @@ def test_what_the_disk_does_not_give_now_is_no_proof_of_damage(root: Path, hashe
 
 def test_digests_are_those_of_files_that_stay_as_they_were(root: Path) -> None:
     save = save_of(root, "run/step_5", *FILES, hashed=False)
-    known = (dataclasses.replace(save.pieces[0], sha256="known"), *save.pieces[1:])
-    found = disk.hashed(root, known)
+    known = (dataclasses.replace(save.files[0], sha256="known"), *save.files[1:])
+    found = disk.hash_files(root, known)
     assert found is not None
     digests = [hashlib.sha256(data).hexdigest() for data in FILES.values()]
     assert [piece.sha256 for piece in found] == ["known", *digests[1:]]
     os.utime(root / "run/step_5/extra.h5")
-    assert disk.hashed(root, save.pieces) is None
+    assert disk.hash_files(root, save.files) is None
 
 
 def test_hashing_can_be_paced_and_given_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,15 +200,15 @@ def test_hashing_can_be_paced_and_given_up(root: Path, monkeypatch: pytest.Monke
 
 
 def test_what_a_torn_save_has_left_is_renamed_out_of_sight(root: Path) -> None:
-    save = dataclasses.replace(save_of(root, "run/step_5", *FILES), state=SaveState.TORN, attempt=3)
+    save = dataclasses.replace(save_of(root, "run/step_5", *FILES), state=CheckpointState.TORN, attempt=3)
     write(root / "run/step_5/more.txt")
-    assert disk.set_aside(root, save) == [("run/step_5", ".step_5.torn-attempt-3")]
+    assert disk.quarantine(root, save) == [("run/step_5", ".step_5.torn-attempt-3")]
     assert sorted(listing(root)) == sorted(
         f".step_5.torn-attempt-3/{name}" for name in ("extra.h5", "model.pt", "more.txt", "optim.pt")
     )
     for name, data in FILES.items():
         write(root / name, data)
-    assert disk.set_aside(root, save_again := save_of(root, "run/step_5", *FILES)) == [
+    assert disk.quarantine(root, save_again := save_of(root, "run/step_5", *FILES)) == [
         ("run/step_5", f".step_5.torn-attempt-{save_again.attempt}")
     ]
 
@@ -212,7 +217,7 @@ def test_files_of_no_folder_are_renamed_one_by_one_and_each_gets_a_name_of_its_o
     for name in ("a/x.pt", "b/x.pt", "y.pt"):
         write(root / name)
     save = save_of(root, "y.pt", "a/x.pt", "b/x.pt", "y.pt")
-    assert disk.set_aside(root, save) == [
+    assert disk.quarantine(root, save) == [
         ("a/x.pt", ".x.pt.torn-attempt-1"), ("b/x.pt", ".x.pt.torn-attempt-1.2"), ("y.pt", ".y.pt.torn-attempt-1"),
     ]  # fmt: skip
 
@@ -223,11 +228,11 @@ def test_what_is_not_as_it_was_recorded_or_is_a_link_or_is_the_place_itself_stay
     (root / "link").symlink_to("run/step_5/model.pt")
     write(root / ".metadata")
     before = listing(root)
-    assert disk.set_aside(root, save) == []
-    assert disk.set_aside(root, save_of(root, "link", "link")) == []
-    assert disk.set_aside(root, dataclasses.replace(save, pieces=())) == []
+    assert disk.quarantine(root, save) == []
+    assert disk.quarantine(root, save_of(root, "link", "link")) == []
+    assert disk.quarantine(root, dataclasses.replace(save, files=())) == []
     assert listing(root) == before
-    assert disk.set_aside(root, save_of(root, ".", ".metadata")) == [
+    assert disk.quarantine(root, save_of(root, ".", ".metadata")) == [
         (".metadata", "..metadata.torn-attempt-1")
     ]
 
@@ -245,28 +250,31 @@ def in_place(path: Path) -> None:
 @pytest.mark.parametrize("copies", [True, False])
 def test_what_is_kept_stays_whatever_a_script_does_and_can_be_put_back(root: Path, copies: bool) -> None:
     save, kept = save_of(root, "run/step_5", *FILES), root / ".kept" / "1"
-    assert disk.keep(save, kept, copies=copies)
+    assert disk.keep_copy(save, kept, copies=copies)
     assert [(kept / name).samefile(root / name) for name in FILES] == [not copies] * 3
     if copies:
         in_place(root / "run/step_5/model.pt")
     shutil.rmtree(root / "run")
-    assert disk.compare(dataclasses.replace(save, places=(Place("", str(kept)),)), deep=True).fault == ""
-    assert disk.put_back(save, kept, root)
+    assert (
+        disk.compare(dataclasses.replace(save, locations=(FileLocation("", str(kept)),)), deep=True).fault
+        == ""
+    )
+    assert disk.restore(save, kept, root)
     assert (
         disk.compare(save, deep=True).fault == ""
-        and disk.compare(save, deep=False).by == "size and time of 3 files"
+        and disk.compare(save, deep=False).compared == "size and time of 3 files"
     )
     assert not (kept / "run/step_5/model.pt").samefile(root / "run/step_5/model.pt")
-    assert disk.put_back(save, kept, root), "it is there"
+    assert disk.restore(save, kept, root), "it is there"
 
 
 def test_nothing_is_put_over_what_is_there(root: Path) -> None:
     save, kept = save_of(root, "run/step_5", *FILES), root / ".kept" / "1"
-    assert disk.keep(save, kept, copies=True)
+    assert disk.keep_copy(save, kept, copies=True)
     (root / "run/step_5/optim.pt").unlink()
     in_place(root / "run/step_5/model.pt")
     before = listing(root)
-    assert not disk.put_back(save, kept, root)
+    assert not disk.restore(save, kept, root)
     assert listing(root) == before
 
 
@@ -276,10 +284,10 @@ def test_what_is_written_again_while_it_is_kept_is_not_kept(
     save, kept = save_of(root, "run/step_5", *FILES), root / ".kept" / "1"
     in_place(root / "run/step_5/optim.pt")
     for copies in (True, False):
-        assert not disk.keep(save, kept, copies=copies)
+        assert not disk.keep_copy(save, kept, copies=copies)
     (root / "run/step_5/optim.pt").unlink()
     with pytest.raises(FileNotFoundError):
-        disk.keep(save, kept, copies=True)
+        disk.keep_copy(save, kept, copies=True)
     assert list((root / ".kept").iterdir()) == []
 
 
@@ -292,18 +300,18 @@ def test_copies_leave_half_of_the_space_that_is_free_once_older_ones_have_given_
     def keep(free_bytes: int, *older: Path) -> bool:
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free_bytes))
         try:
-            return disk.keep(save, kept, copies=True, older=older)
+            return disk.keep_copy(save, kept, copies=True, older=older)
         except OSError as err:
             assert err.errno == errno.ENOSPC and not kept.exists()
             return False
 
     assert not keep(2 * size - 1)
-    assert disk.keep(save, kept, copies=False), "links take none"
+    assert disk.keep_copy(save, kept, copies=False), "links take none"
     kept.rename(older)
     assert not keep(2 * size - 1, older), "what has another name frees nothing"
     for name in FILES:
         (root / name).unlink()
-        disk.copy(older / name, root / name)
+        disk.copy_file(older / name, root / name)
     assert not keep(size, older), "both must fit for a while"
     assert keep(2 * size - 1, older) and older.exists()
 
@@ -320,7 +328,7 @@ def test_a_copy_has_the_bytes_and_the_time_of_its_source(
         monkeypatch.setattr(os, "copy_file_range", refused)
     for data in (b"", os.urandom(1_000_000)):
         source = write(tmp_path / "a", data)
-        disk.copy(source, tmp_path / "b")
+        disk.copy_file(source, tmp_path / "b")
         assert (tmp_path / "b").read_bytes() == data and (tmp_path / "b").stat().st_mtime_ns == SAVED_NS
 
 
@@ -330,7 +338,7 @@ def test_a_copy_has_the_bytes_and_the_time_of_its_source(
 def test_the_files_of_a_save_are_deleted_with_their_folder(root: Path) -> None:
     write(root / "run/step_6/model.pt")
     (root / "run/step_5/empty/folder").mkdir(parents=True)
-    assert disk.delete(save_of(root, "run/step_5", *FILES), root) == ""
+    assert disk.delete_checkpoint(save_of(root, "run/step_5", *FILES), root) == ""
     assert list(listing(root)) == ["run/step_6/model.pt"] and not (root / "run/step_5").exists()
 
 
@@ -344,10 +352,10 @@ def test_what_a_deletion_that_was_killed_has_left_is_deleted_by_the_next_one(
         write(root / name, data)
     with monkeypatch.context() as killed, pytest.raises(AttributeError):
         killed.delattr(shutil, "rmtree")
-        disk.delete(save, root)
+        disk.delete_checkpoint(save, root)
     for name in [name for name in listing(root) if name not in mine][left:]:
         (root / name).unlink()
-    assert disk.delete(save, root) == "" and listing(root) == mine
+    assert disk.delete_checkpoint(save, root) == "" and listing(root) == mine
 
 
 def test_what_is_not_in_the_ledger_is_never_deleted(root: Path) -> None:
@@ -355,7 +363,7 @@ def test_what_is_not_in_the_ledger_is_never_deleted(root: Path) -> None:
     write(root / "run/step_5/notes.txt", b"mine")
     (root / "run/step_5/data").symlink_to("/etc")
     (root / "run/step_5/inner").mkdir()
-    assert disk.delete(save, root) == ""
+    assert disk.delete_checkpoint(save, root) == ""
     assert listing(root) == {"run/step_5/notes.txt": b"mine", "run/step_5/data": b"/etc"}
 
 
@@ -363,8 +371,10 @@ def test_a_save_whose_files_have_changed_stays_and_the_reason_is_told(root: Path
     save = save_of(root, "run/step_5", *FILES)
     os.utime(root / "run/step_5/optim.pt")
     before = listing(root)
-    assert disk.delete(save, root) == "run/step_5/optim.pt has changed since it was saved"
-    assert disk.delete(dataclasses.replace(save, pieces=()), root).startswith("run/step_5 has changed since")
+    assert disk.delete_checkpoint(save, root) == "run/step_5/optim.pt has changed since it was saved"
+    assert disk.delete_checkpoint(dataclasses.replace(save, files=()), root).startswith(
+        "run/step_5 has changed since"
+    )
     assert listing(root) == before
 
 
@@ -373,14 +383,16 @@ def test_a_link_in_the_place_of_a_save_stays_with_what_it_leads_to(root: Path) -
     (root / "run/step_5").rename(root / "elsewhere/step_5")
     (root / "run/step_5").symlink_to(root / "elsewhere/step_5")
     before = listing(root)
-    assert disk.delete(save_of(root, "run/step_5", *FILES), root) == "run/step_5 is a symbolic link"
+    assert (
+        disk.delete_checkpoint(save_of(root, "run/step_5", *FILES), root) == "run/step_5 is a symbolic link"
+    )
     assert listing(root) == before
 
 
 def test_the_place_itself_is_never_deleted(root: Path) -> None:
     shutil.rmtree(root / "run")
     write(root / ".metadata")
-    assert disk.delete(save_of(root, ".", ".metadata"), root) == ""
+    assert disk.delete_checkpoint(save_of(root, ".", ".metadata"), root) == ""
     assert root.is_dir() and listing(root) == {}
 
 
@@ -388,12 +400,12 @@ def test_what_cannot_be_deleted_stays_whole_or_does_not_look_like_a_save(root: P
     save = save_of(root, "run/step_5", *FILES)
     with unprivileged(root):
         (root / "run").chmod(0o555)
-        assert disk.delete(save, root) == "step_5 cannot be deleted"
+        assert disk.delete_checkpoint(save, root) == "step_5 cannot be deleted"
         assert set(listing(root)) == set(FILES)
         (root / "run").chmod(0o755)
         (root / "run/step_5").chmod(0o555)
-        assert disk.delete(save, root) == ""
+        assert disk.delete_checkpoint(save, root) == ""
         assert all(name.startswith("run/.step_5.deleted/") for name in listing(root)) and listing(root)
         (root / "run/.step_5.deleted").chmod(0o755)
-    disk.remove(root / "run")
+    disk.remove_folder(root / "run")
     assert listing(root) == {}

@@ -25,7 +25,7 @@ def test_a_later_folder_that_has_no_file_of_a_save_is_renamed_out_of_sight(
     for name in ("step_6", "step_7"):  # the file server's clock was set back
         os.utime(root / "run" / name, ns=(0, 10**8))
     (root / "run/step_10").symlink_to("step_5")
-    assert disk.set_aside_begun(root, save, 2) == [
+    assert disk.quarantine_unfinished(root, save, 2) == [
         ("run/step_6", ".step_6.torn-attempt-2"), ("run/step_7", ".step_7.torn-attempt-2"),
     ]  # fmt: skip
     left = sorted(path.name for path in (root / "run").iterdir())
@@ -38,7 +38,7 @@ def test_beside_files_or_a_folder_without_a_number_no_folder_is_renamed(root: Pa
     write(root / "latest/model.pt")
     for name in ("model_6.pt", "latest2"):
         (root / name).mkdir()
-    assert disk.set_aside_begun(root, save_of(root, "model_5.pt", "model_5.pt"), 2) == []
-    assert disk.set_aside_begun(root, save_of(root, "latest", "latest/model.pt"), 2) == []
+    assert disk.quarantine_unfinished(root, save_of(root, "model_5.pt", "model_5.pt"), 2) == []
+    assert disk.quarantine_unfinished(root, save_of(root, "latest", "latest/model.pt"), 2) == []
     shutil.rmtree(root / "latest")
-    assert disk.set_aside_begun(root, save_of(root, "gone/step_5"), 2) == []
+    assert disk.quarantine_unfinished(root, save_of(root, "gone/step_5"), 2) == []

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.checkpoints import formats
+from orchestrator.core.checkpoints.checkpoint import RequiredFile
 from orchestrator.core.checkpoints.formats import NOTHING, FileReading
-from orchestrator.core.checkpoints.save import Need
 from tests.support.saved_files import (
     Model,
     adam,
@@ -43,7 +43,7 @@ def put(root: Path, name: str, data: bytes) -> FileReading:
     """Write a file; return what it says."""
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).write_bytes(data)
-    return formats.read(root, name, len(data))
+    return formats.read_file(root, name, len(data))
 
 
 def sparse(path: Path, size_bytes: int, head: bytes = b"") -> Path:
@@ -136,7 +136,7 @@ def test_a_metadata_names_its_pieces_with_their_lengths(tmp_path: Path) -> None:
     )
     by = "run/step-5/.metadata"
     assert reading.needs == (
-        Need("run/step-5/__0_0.distcp", 400, by), Need("run/step-5/__1_0.distcp", 400, by),
+        RequiredFile("run/step-5/__0_0.distcp", 400, by), RequiredFile("run/step-5/__1_0.distcp", 400, by),
     )  # fmt: skip
 
 
@@ -149,14 +149,17 @@ def test_an_index_names_its_pieces_and_a_number_of_parts_all_of_them(tmp_path: P
         tmp_path, "c/model.safetensors.index.json", weights_index(["b.safetensors", "a.safetensors"] * 3)
     )
     assert [need.name for need in reading.needs] == ["c/a.safetensors", "c/b.safetensors"]
-    assert [need.name for need in formats.parts_named("c/model-00002-of-00003.bin")] == [
+    assert [need.name for need in formats.find_numbered_parts("c/model-00002-of-00003.bin")] == [
         f"c/model-0000{part}-of-00003.bin" for part in (1, 2, 3)
     ]
-    assert [need.name for need in formats.parts_named("w-0-of-2.pt")] == ["w-0-of-2.pt", "w-1-of-2.pt"]
+    assert [need.name for need in formats.find_numbered_parts("w-0-of-2.pt")] == [
+        "w-0-of-2.pt",
+        "w-1-of-2.pt",
+    ]
     assert (
-        formats.parts_named("ckpt_5.pt")
-        == formats.parts_named("a-1-of-0.pt")
-        == formats.parts_named("a-1-of-99999999.pt")
+        formats.find_numbered_parts("ckpt_5.pt")
+        == formats.find_numbered_parts("a-1-of-0.pt")
+        == formats.find_numbered_parts("a-1-of-99999999.pt")
         == ()
     )
 
@@ -249,8 +252,8 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path: Path, kind: int) -> None:
 )  # fmt: skip
 def test_of_a_file_of_many_gigabytes_little_is_read(tmp_path: Path, name: str, head: bytes) -> None:
     sparse(tmp_path / name, 20_000 * MB, head)
-    assert peak_bytes(lambda: formats.read(tmp_path, name, 20_000 * MB)) < 4 * MB
-    assert not formats.read(tmp_path, name, 20_000 * MB).is_proved
+    assert peak_bytes(lambda: formats.read_file(tmp_path, name, 20_000 * MB)) < 4 * MB
+    assert not formats.read_file(tmp_path, name, 20_000 * MB).is_proved
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
@@ -277,15 +280,15 @@ def test_what_is_no_file_is_a_fault_and_waits_for_nobody(
     tmp_path: Path, made: Callable[[Path], None]
 ) -> None:
     made(tmp_path / "a.pt")
-    assert formats.read(tmp_path, "a.pt", 10).fault.startswith("cannot be read")
-    assert formats.damage(tmp_path, "a.pt", 10)[0].startswith("cannot be read")
+    assert formats.read_file(tmp_path, "a.pt", 10).fault.startswith("cannot be read")
+    assert formats.find_damage(tmp_path, "a.pt", 10)[0].startswith("cannot be read")
 
 
 def test_what_may_not_be_read_is_a_fault_with_its_reason(tmp_path: Path) -> None:
     put(tmp_path, "a.pt", WHOLE["a.pt"])
     (tmp_path / "a.pt").chmod(0)
     with unprivileged(tmp_path):
-        assert formats.read(tmp_path, "a.pt", 10).fault == "cannot be read: Permission denied"
+        assert formats.read_file(tmp_path, "a.pt", 10).fault == "cannot be read: Permission denied"
 
 
 def test_a_disk_that_fails_within_a_zip_proves_nothing(
@@ -297,10 +300,10 @@ def test_a_disk_that_fails_within_a_zip_proves_nothing(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(zipfile, "ZipFile", failing)
-    reading = formats.read(tmp_path, "a.pt", 10)
+    reading = formats.read_file(tmp_path, "a.pt", 10)
     assert (reading.fault, reading.is_unsure) == ("cannot be read: Input/output error", True)
     with pytest.raises(OSError, match="Input/output error"):
-        formats.checked(tmp_path, "a.pt", 10)
+        formats.verify_file(tmp_path, "a.pt", 10)
 
 
 NAMES = st.sampled_from([*WHOLE, "x.npz", "x.zip", "c/x.index.json", "c/__0.metadata"])
@@ -314,7 +317,7 @@ def test_whatever_the_bytes_are_a_reading_raises_nothing(
     tmp_path: Path, name: str, head: bytes, middle: bytes, tail: bytes
 ) -> None:
     put(tmp_path, name, head + middle + tail + middle[:18])
-    formats.damage(tmp_path, name, 10)
+    formats.find_damage(tmp_path, name, 10)
 
 
 @pytest.mark.slow
@@ -330,7 +333,7 @@ def test_whatever_is_changed_in_a_file_a_reading_raises_nothing_and_fits_into_a_
     reading = put(tmp_path, name, bytes(raw))
     assert all(need.size_bytes.bit_length() <= 64 for need in reading.needs)
     assert reading.step is None or 0 <= reading.step <= formats.STEP_MAX
-    formats.damage(tmp_path, name, len(raw))
+    formats.find_damage(tmp_path, name, len(raw))
 
 
 # All of a file
@@ -344,7 +347,7 @@ def test_all_of_a_file_is_compared_with_the_check_sums_that_its_format_has(
     tmp_path: Path, name: str, by: str
 ) -> None:
     put(tmp_path, name, WHOLE.get(name, b"\x89HDF"))
-    assert formats.damage(tmp_path, name, (tmp_path / name).stat().st_size) == ("", by)
+    assert formats.find_damage(tmp_path, name, (tmp_path / name).stat().st_size) == ("", by)
 
 
 def test_a_flipped_bit_is_found_by_the_check_sum_of_its_record_where_torch_has_written_one(
@@ -354,7 +357,7 @@ def test_a_flipped_bit_is_found_by_the_check_sum_of_its_record_where_torch_has_w
     at = data.index(b"weights of a model")
     flipped = data[:at] + b"W" + data[at + 1 :]
     assert not put(tmp_path, "a.pt", flipped).fault
-    fault, by = formats.damage(tmp_path, "a.pt", len(data))
+    fault, by = formats.find_damage(tmp_path, "a.pt", len(data))
     assert "data/0 has a wrong CRC-32" in fault and by == "CRC-32"
 
 
@@ -367,4 +370,4 @@ def test_where_torch_has_written_no_check_sums_nothing_is_said_of_the_bytes(tmp_
             record.CRC = 0
     reading = put(tmp_path, "a.pt", out.getvalue())
     assert (reading.is_proved, reading.step, reading.has_optimizer) == (True, 7, True)
-    assert formats.damage(tmp_path, "a.pt", len(out.getvalue())) == ("", "")
+    assert formats.find_damage(tmp_path, "a.pt", len(out.getvalue())) == ("", "")

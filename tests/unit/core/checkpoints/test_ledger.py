@@ -14,37 +14,40 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.checkpoints import ledger
-from orchestrator.core.checkpoints.ledger import Ledger
-from orchestrator.core.checkpoints.save import (
-    Closing,
+from orchestrator.core.checkpoints.checkpoint import (
+    CheckpointFile,
+    CheckpointRecord,
+    CheckpointState,
+    CompletionReason,
     Content,
+    FileLocation,
     Format,
     GroupReading,
-    Need,
-    Part,
-    Piece,
-    Place,
-    Save,
-    SaveState,
+    HostPart,
+    RequiredFile,
 )
+from orchestrator.core.checkpoints.ledger import Ledger
 from tests.support.fake_disk import FakeDisk
 from tests.support.saved_files import saved
 
 JOB = Path("/jobs/gpt")
-PIECES = (Piece("run/ckpt_1.pt", 5, 10**18, "0" * 64), Piece("run/\udcff.pt", 6, 10**18 + 1))
+PIECES = (
+    CheckpointFile("run/ckpt_1.pt", 5, 10**18, "0" * 64),
+    CheckpointFile("run/\udcff.pt", 6, 10**18 + 1),
+)
 
 
 def book(folder: Path, job: Path | None = None) -> Ledger:
     return Ledger(job or folder, folder / "checkpoints" / "ledger.jsonl")
 
 
-def read(folder: Path) -> dict[int, Save]:
+def read(folder: Path) -> dict[int, CheckpointRecord]:
     saves, faults = ledger.read(folder, folder / "checkpoints" / "ledger.jsonl")
     assert faults == []
     return saves
 
 
-def enter(folder: Path, *saves: Save) -> Path:
+def enter(folder: Path, *saves: CheckpointRecord) -> Path:
     """Write saves down, each by itself; return the file."""
     own = book(folder)
     for save in saves:
@@ -54,14 +57,20 @@ def enter(folder: Path, *saves: Save) -> Path:
 
 
 def test_a_save_is_read_as_it_was_entered_and_changes_add_up(tmp_path: Path) -> None:
-    state = GroupReading(Format.DCP, Content.STATE, True, needs=(Need("a", 5, "b"),), step=5, cites=("x",))
-    part = Part("n0", "/data", 5, PIECES, state, Closing.STEPS, ("a",))
-    first = saved(
-        1, state=SaveState.OPEN, parts=(part,), pieces=PIECES, places=(Place("n0", "/data", ("a",)),)
+    state = GroupReading(
+        Format.DCP, Content.STATE, True, needs=(RequiredFile("a", 5, "b"),), step=5, cites=("x",)
     )
-    whole = dataclasses.replace(first, state=SaveState.WHOLE, parts=(), step=5)
+    part = HostPart("n0", "/data", 5, PIECES, state, CompletionReason.STEPS, ("a",))
+    first = saved(
+        1,
+        state=CheckpointState.OPEN,
+        parts=(part,),
+        pieces=PIECES,
+        places=(FileLocation("n0", "/data", ("a",)),),
+    )
+    whole = dataclasses.replace(first, state=CheckpointState.WHOLE, parts=(), step=5)
     file = enter(tmp_path, first, saved(2), whole)
-    assert read(tmp_path) == {1: whole, 2: saved(2)} == book(tmp_path).saves
+    assert read(tmp_path) == {1: whole, 2: saved(2)} == book(tmp_path).checkpoints
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert set(lines[2]) == {"number", "state", "parts", "step"}, "only what has changed"
     assert book(tmp_path).next_number == 3 and book(tmp_path / "none").next_number == 1
@@ -77,13 +86,13 @@ def test_what_has_not_changed_is_not_written(tmp_path: Path) -> None:
 def test_a_job_folder_can_move_with_its_saves_and_other_places_stay(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     places = (
-        Place("", f"{tmp_path}/old/checkpoints"),
-        Place("", "/data/run"),
-        Place("n0", f"{tmp_path}/old/x"),
+        FileLocation("", f"{tmp_path}/old/checkpoints"),
+        FileLocation("", "/data/run"),
+        FileLocation("n0", f"{tmp_path}/old/x"),
     )
     enter(tmp_path / "old", saved(1, places=places))
     (tmp_path / "old").rename(tmp_path / "new")
-    roots = [place.root for place in read(tmp_path / "new")[1].places]
+    roots = [place.root for place in read(tmp_path / "new")[1].locations]
     assert roots == [f"{tmp_path}/new/checkpoints", "/data/run", f"{tmp_path}/old/x"]
 
 
@@ -121,8 +130,8 @@ def test_a_line_that_is_not_whole_costs_its_own_change(tmp_path: Path) -> None:
         tmp_path,
         saved(1),
         saved(2),
-        saved(1, state=SaveState.DISTRUSTED),
-        saved(1, state=SaveState.DISTRUSTED, why="x"),
+        saved(1, state=CheckpointState.DISTRUSTED),
+        saved(1, state=CheckpointState.DISTRUSTED, why="x"),
     )
     lines = file.read_bytes().splitlines()
     file.write_bytes(b"\n".join([*lines[:2], lines[2][:-5], lines[3], b""]))
@@ -156,23 +165,25 @@ def test_a_ledger_that_has_grown_large_is_written_anew_without_the_files_of_what
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(ledger, "ENDED_MAX", 2)
-    ended = [saved(number, state=state, pieces=PIECES) for number, state in enumerate(ledger.ENDED * 2, 1)]
-    live = [saved(7, pieces=PIECES), saved(8, state=SaveState.OPEN, pieces=PIECES)]
+    ended = [
+        saved(number, state=state, pieces=PIECES) for number, state in enumerate(ledger.ENDED_STATES * 2, 1)
+    ]
+    live = [saved(7, pieces=PIECES), saved(8, state=CheckpointState.OPEN, pieces=PIECES)]
     file = enter(tmp_path, *ended, *live)
     monkeypatch.setattr(ledger, "COMPACT_BYTES", file.stat().st_size - 1)
     before = file.read_bytes()
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", refuse)
-        assert book(tmp_path).saves == dict(enumerate((*ended, *live), 1)), "it can wait"
+        assert book(tmp_path).checkpoints == dict(enumerate((*ended, *live), 1)), "it can wait"
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
     own = book(tmp_path)
     kept = {
-        5: dataclasses.replace(ended[4], pieces=()),
-        6: dataclasses.replace(ended[5], pieces=()),
+        5: dataclasses.replace(ended[4], files=()),
+        6: dataclasses.replace(ended[5], files=()),
         7: live[0],
         8: live[1],
     }
-    assert own.saves == kept == read(tmp_path)
+    assert own.checkpoints == kept == read(tmp_path)
     assert len(file.read_bytes().splitlines()) == 4
     own.put(saved(9))
     own.flush()
@@ -184,9 +195,9 @@ def test_a_ledger_that_has_grown_large_is_written_anew_without_the_files_of_what
 FIELDS = st.fixed_dictionaries(
     {},
     optional={
-        "state": st.sampled_from(SaveState), "why": st.text(max_size=5), "step": st.integers(0, 2**53) | st.none(),
+        "state": st.sampled_from(CheckpointState), "why": st.text(max_size=5), "step": st.integers(0, 2**53) | st.none(),
         "pieces": st.sampled_from([(), PIECES]), "content": st.sampled_from(Content),
-        "places": st.sampled_from([(), (Place("", "/jobs/gpt/checkpoints"),), (Place("n", "/x", ("a",)), Place("", "/y"))]),
+        "places": st.sampled_from([(), (FileLocation("", "/jobs/gpt/checkpoints"),), (FileLocation("n", "/x", ("a",)), FileLocation("", "/y"))]),
     },
 )  # fmt: skip
 PUTS = st.tuples(st.just("put"), st.integers(1, 4), FIELDS)
@@ -208,18 +219,18 @@ def test_after_any_course_of_puts_flushes_and_torn_ends_the_last_flushed_state_i
     tmp_path_factory: pytest.TempPathFactory, events: list[tuple[str, int, Any]]
 ) -> None:
     folder = tmp_path_factory.mktemp("ledger")
-    own, wanted = book(folder, JOB), dict[int, Save]()
+    own, wanted = book(folder, JOB), dict[int, CheckpointRecord]()
     file = folder / "checkpoints" / "ledger.jsonl"
     for what, number, fields in events:
         match what:
             case "put":
-                own.put(dataclasses.replace(own.saves.get(number, saved(number)), **fields))
+                own.put(dataclasses.replace(own.checkpoints.get(number, saved(number)), **fields))
             case "flush":
                 own.flush()
-                wanted = dict(own.saves)
+                wanted = dict(own.checkpoints)
             case "tear" if file.exists():  # it dies while it writes a line
                 own.flush()
-                wanted, before = dict(own.saves), file.stat().st_size
+                wanted, before = dict(own.checkpoints), file.stat().st_size
                 own.put(saved(number % 4 + 1, why=f"torn {number}"))
                 own.flush()
                 os.truncate(file, min(before + number, file.stat().st_size - 1))
@@ -229,7 +240,7 @@ def test_after_any_course_of_puts_flushes_and_torn_ends_the_last_flushed_state_i
         assert ledger.read(JOB, file)[0] == wanted
     own.put(saved(9))
     own.flush()
-    assert ledger.read(JOB, file)[0] == own.saves
+    assert ledger.read(JOB, file)[0] == own.checkpoints
 
 
 @pytest.mark.slow
@@ -242,7 +253,7 @@ def test_whatever_happens_to_some_lines_reading_raises_nothing_and_the_other_sav
     folder = tmp_path_factory.mktemp("ledger")
     own = book(folder, JOB)
     for _, number, fields in puts:
-        own.put(dataclasses.replace(own.saves.get(number, saved(number)), **fields))
+        own.put(dataclasses.replace(own.checkpoints.get(number, saved(number)), **fields))
         own.flush()
     file = folder / "checkpoints" / "ledger.jsonl"
     lines = file.read_bytes().split(b"\n")[:-1]
@@ -257,7 +268,7 @@ def test_whatever_happens_to_some_lines_reading_raises_nothing_and_the_other_sav
     file.write_bytes(b"".join(line + b"\n" for line in lines))
     saves, _ = ledger.read(JOB, file)
     assert {number: save for number, save in saves.items() if number not in hit} == {
-        number: save for number, save in own.saves.items() if number not in hit
+        number: save for number, save in own.checkpoints.items() if number not in hit
     }
 
 

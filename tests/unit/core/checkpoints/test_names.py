@@ -8,20 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.checkpoints import names
-from orchestrator.core.checkpoints.names import Role
+from orchestrator.core.checkpoints import file_groups
+from orchestrator.core.checkpoints.file_groups import Role
 from tests.support.file_layouts import Layout
 from tests.support.layouts import LAYOUTS
 
 
 def grouped(*files: str) -> list[list[str]]:
     """Return the files of each group."""
-    return sorted(sorted(group.names) for group in names.group(files).values())
+    return sorted(sorted(group.names) for group in file_groups.group_files(files).values())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
 def test_the_files_of_a_save_are_one_group_named_for_what_a_person_would_name(layout: Layout) -> None:
-    groups = names.group([name for save in layout.saves for name in save.files] + list(layout.others))
+    groups = file_groups.group_files(
+        [name for save in layout.saves for name in save.files] + list(layout.others)
+    )
     found = {group.main: sorted(group.names) for group in groups.values()}
     assert {save.main: sorted(save.files) for save in layout.saves}.items() <= found.items()
 
@@ -29,9 +31,9 @@ def test_the_files_of_a_save_are_one_group_named_for_what_a_person_would_name(la
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
 def test_the_key_of_a_file_stays_while_more_is_written(layout: Layout) -> None:
     files = [*layout.others, *(name for save in layout.saves for name in save.files)]
-    last = {name: key for key, group in names.group(files).items() for name in group.names}
+    last = {name: key for key, group in file_groups.group_files(files).items() for name in group.names}
     for count in range(1, len(files)):
-        for key, group in names.group(files[:count]).items():
+        for key, group in file_groups.group_files(files[:count]).items():
             assert {last[name] for name in group.names} == {key}
 
 
@@ -98,7 +100,8 @@ def test_names_that_only_resemble_them_are(name: str) -> None:
 )
 def test_a_marker_inside_or_beside_a_save_marks_it_as_unfinished(files: list[str], unfinished: str) -> None:
     marked = {
-        group.main: group.mark for group in names.group([*files, "step_10/a.pt", "ckpt_10.pt"]).values()
+        group.main: group.unfinished_reason
+        for group in file_groups.group_files([*files, "step_10/a.pt", "ckpt_10.pt"]).values()
     }
     assert "unfinished" in marked[unfinished]
     assert marked["step_10"] == marked["ckpt_10.pt"] == ""
@@ -115,7 +118,7 @@ def test_a_marker_inside_or_beside_a_save_marks_it_as_unfinished(files: list[str
     ],
 )  # fmt: skip
 def test_only_a_word_for_steps_makes_a_number_the_step(name: str, step: int | None) -> None:
-    assert names.stated_step(name) == step
+    assert file_groups.find_step(name) == step
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_only_a_word_for_steps_makes_a_number_the_step(name: str, step: int | No
     ],
 )  # fmt: skip
 def test_a_role_is_a_whole_word_of_the_name(name: str, role: Role) -> None:
-    assert names.role(name) is role
+    assert file_groups.file_role(name) is role
 
 
 def test_texts_and_pictures_are_no_saves_whatever_numbers_they_have() -> None:
@@ -147,12 +150,12 @@ def test_texts_and_pictures_are_no_saves_whatever_numbers_they_have() -> None:
         "data.csv",
     ]
     saves = ["a.ckpt", "b.distcp", "last.pth.tar", "ckpt_20", "iter-7", "model.safetensors"]
-    assert [name for name in (*texts, *saves) if names.is_save_file(name)] == saves
+    assert [name for name in (*texts, *saves) if file_groups.is_checkpoint_file(name)] == saves
 
 
 def test_the_ranks_of_files_are_counted_by_the_rest_of_their_names() -> None:
     files = [f"d/optim_5_rank{rank}.pt" for rank in (0, 2)] + ["d/rng_state_1.pth", "d/mp_rank_00_model.pt"]
-    assert names.ranks_in(files) == {
+    assert file_groups.find_ranks(files) == {
         "d/optim_5_rank#.pt": {0, 2}, "d/rng_state_#.pth": {1}, "d/mp_rank_#_model.pt": {0},
     }  # fmt: skip
 
@@ -198,20 +201,20 @@ def are_files(found: list[str]) -> bool:
 def test_groups_are_disjoint_leave_out_only_what_is_no_part_of_a_save_and_do_not_depend_on_order(
     files: list[str], random: object
 ) -> None:
-    groups = names.group(files)
+    groups = file_groups.group_files(files)
     placed = [name for group in groups.values() for name in group.names]
     assert len(placed) == len(set(placed)) and set(placed) <= set(files)
     for name in set(files) - set(placed):
         last = PurePosixPath(name).name
-        is_left = names.is_temporary(last) or last in names.POINTERS
+        is_left = file_groups.is_temporary(last) or last in file_groups.POINTERS
         assert is_left or last.endswith(("incomplete", "unfinished")), name
     for key, group in groups.items():
-        assert key == group.key and group.is_slot == (not group.count)
+        assert key == group.key and group.is_overwritten == (not group.count)
         if group.is_folder:
             assert all(group.main == "." or name.startswith(f"{group.main}/") for name in group.names)
         else:
             assert group.main in group.names
-    assert names.group(files[::-1]) == groups
+    assert file_groups.group_files(files[::-1]) == groups
     shuffled = list(files)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert names.group(shuffled) == groups
+    assert file_groups.group_files(shuffled) == groups

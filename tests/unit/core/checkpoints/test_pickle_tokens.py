@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.checkpoints.pickle_tokens import Token, tokens
+from orchestrator.core.checkpoints.pickle_tokens import Token, read_tokens
 from tests.support.saved_files import Model, adam, metadata
 
 QUICK = settings(max_examples=300, database=None)
@@ -23,7 +23,7 @@ def read(data: bytes) -> list[Token]:
     """Return all tokens, as far as the bytes are a pickle."""
     found: list[Token] = []
     try:
-        for token in tokens(data):
+        for token in read_tokens(data):
             found.append(token)
     except ValueError:
         pass
@@ -52,7 +52,7 @@ PLAIN = st.recursive(
 @given(PLAIN, st.integers(2, pickle.HIGHEST_PROTOCOL))
 @QUICK
 def test_all_texts_and_numbers_come_in_the_order_in_which_they_lie(data: object, protocol: int) -> None:
-    assert [value for _, value in tokens(pickle.dumps(data, protocol))] == values(data)
+    assert [value for _, value in read_tokens(pickle.dumps(data, protocol))] == values(data)
 
 
 def test_a_value_is_told_with_the_number_of_containers_around_it() -> None:
@@ -64,7 +64,7 @@ def test_a_value_is_told_with_the_number_of_containers_around_it() -> None:
 
 def test_a_text_that_comes_again_is_told_again() -> None:
     path = "relative_" + "path"
-    found = [value for _, value in tokens(pickle.dumps([{path: "a"}, {path: "b"}], 4))]
+    found = [value for _, value in read_tokens(pickle.dumps([{path: "a"}, {path: "b"}], 4))]
     assert found == ["relative_path", "a", "relative_path", "b"]
 
 
@@ -90,10 +90,10 @@ SAMPLES = (
 @pytest.mark.slow
 @pytest.mark.parametrize("data", SAMPLES, ids=range(len(SAMPLES)))
 def test_a_pickle_that_is_cut_off_anywhere_is_an_error(data: bytes) -> None:
-    assert list(tokens(data)) == list(tokens(data + b"what follows"))
+    assert list(read_tokens(data)) == list(read_tokens(data + b"what follows"))
     for length in range(0, len(data), max(1, len(data) // 200)):
         with pytest.raises(ValueError):
-            list(tokens(data[:length]))
+            list(read_tokens(data[:length]))
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda data: b"\x80\x04\x95" + data))

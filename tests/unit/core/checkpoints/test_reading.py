@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.checkpoints import names, reading, tree
-from orchestrator.core.checkpoints.choice import choose
-from orchestrator.core.checkpoints.save import Content, Format, GroupReading, Need
+from orchestrator.core.checkpoints import file_groups, tree, validation
+from orchestrator.core.checkpoints.checkpoint import Content, Format, GroupReading, RequiredFile
+from orchestrator.core.checkpoints.resume_choice import choose_checkpoint
 from tests.support.file_layouts import Layout, Saved
 from tests.support.layouts import LAYOUTS
 from tests.support.saved_files import (
@@ -80,7 +80,7 @@ def test_of_all_that_lies_there_what_the_framework_itself_resumes_from_is_chosen
         )
         for number, key in enumerate(sorted(times, key=lambda key: times[key]), 1)
     ]
-    choice = choose(saves, layout.ranks).save
+    choice = choose_checkpoint(saves, layout.ranks).checkpoint
     assert choice is not None and choice.main == layout.resume
 
 
@@ -179,10 +179,10 @@ def test_a_piece_that_was_written_after_the_metadata_is_of_another_save(tmp_path
     write(
         tmp_path / "latest/__0_0.distcp",
         files["latest/__0_0.distcp"],
-        SAVED_NS + reading.CLOCK_TICK_NS + 3 * MS,
+        SAVED_NS + validation.CLOCK_TICK_NS + 3 * MS,
     )
     assert sight(tmp_path).fault("latest") == "latest/__0_0.distcp was rewritten after latest/.metadata"
-    write(tmp_path / "latest/__0_0.distcp", files["latest/__0_0.distcp"], SAVED_NS + reading.CLOCK_TICK_NS)
+    write(tmp_path / "latest/__0_0.distcp", files["latest/__0_0.distcp"], SAVED_NS + validation.CLOCK_TICK_NS)
     assert sight(tmp_path).fault("latest") == ""
 
 
@@ -238,8 +238,8 @@ def test_a_rank_between_others_is_missed(tmp_path: Path, files: str, fault: str)
 
 
 def test_the_only_file_of_a_rank_is_the_last_word_of_none_but_the_first() -> None:
-    done = GroupReading(Format.TORCH, Content.STATE, True, is_proved=True, is_said_done=True)
-    said = [reading.has_last_word(done, [f"step_5/optim_rank{rank}.pt"], 4) for rank in range(4)]
+    done = GroupReading(Format.TORCH, Content.STATE, True, is_proved=True, is_marked_complete=True)
+    said = [validation.is_format_complete(done, [f"step_5/optim_rank{rank}.pt"], 4) for rank in range(4)]
     assert said == [True, False, False, False]
 
 
@@ -327,28 +327,28 @@ def test_a_universal_checkpoint_of_deepspeed_fits_any_number_of_ranks(tmp_path: 
 
 
 def test_readings_of_hosts_that_share_no_disk_are_joined() -> None:
-    need = Need("s/__1_0.distcp", 400, "s/.metadata")
+    need = RequiredFile("s/__1_0.distcp", 400, "s/.metadata")
     first = GroupReading(
         Format.DCP,
         Content.STATE,
         True,
         needs=(need,),
         is_proved=True,
-        is_said_done=True,
+        is_marked_complete=True,
         step=5,
         cites=("last",),
     )
     second = GroupReading(Format.UNKNOWN, Content.STATE, True, is_proved=True, cites=("best",))
     for one, other in ((first, second), (second, first)):
-        both = reading.merged(one, other)
+        both = validation.merge_readings(one, other)
         assert (both.format, both.content, both.needs, both.step) == (Format.DCP, Content.STATE, (need,), 5)
-        assert both.is_proved and both.is_said_done and set(both.cites) == {"last", "best"}
-        worse = reading.merged(
+        assert both.is_proved and both.is_marked_complete and set(both.cites) == {"last", "best"}
+        worse = validation.merge_readings(
             both, dataclasses.replace(second, faults=("x is empty",), is_proved=False, fits_any_size=False)
         )
         assert not worse.is_proved and worse.faults == ("x is empty",) and not worse.fits_any_size
-    assert reading.fault(first, {"s/.metadata": 9}).startswith("s/__1_0.distcp is missing")
-    assert reading.fault(first, {"s/.metadata": 9, "s/__1_0.distcp": 400}) == ""
+    assert validation.find_fault(first, {"s/.metadata": 9}).startswith("s/__1_0.distcp is missing")
+    assert validation.find_fault(first, {"s/.metadata": 9, "s/__1_0.distcp": 400}) == ""
 
 
 @pytest.mark.parametrize(
@@ -357,8 +357,10 @@ def test_readings_of_hosts_that_share_no_disk_are_joined() -> None:
 def test_a_save_without_a_byte_is_no_save_whatever_its_names(tmp_path: Path, files: list[str]) -> None:
     for name in files:
         write(tmp_path / name, b"")
-    found = tree.look(tmp_path).files
-    states = [reading.read(tmp_path, group, found) for group in names.group(found).values()]
+    found = tree.scan(tmp_path).files
+    states = [
+        validation.read_group(tmp_path, group, found) for group in file_groups.group_files(found).values()
+    ]
     assert [state.faults for state in states] == [(f"{files[0]} is empty",)]
 
 
@@ -372,4 +374,4 @@ def test_files_that_vanish_while_they_are_read_are_faults(tmp_path: Path) -> Non
     shutil.rmtree(tmp_path / "step_5")
     (tmp_path / "a_6.pt").unlink()
     for key, group in seen.groups.items():
-        assert reading.read(tmp_path, group, seen.tree.files).faults, key
+        assert validation.read_group(tmp_path, group, seen.tree.files).faults, key

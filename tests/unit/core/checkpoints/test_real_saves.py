@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.checkpoints.save import Content, Format
+from orchestrator.core.checkpoints.checkpoint import Content, Format
 from tests.support.hooked import free_port, torchrun_env
 from tests.support.packages import need
 from tests.support.saved_files import sight, write

@@ -6,12 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.checkpoints.save import Save, StepSource
-from orchestrator.core.checkpoints.steps import FAR_STEPS, NEAR_STEPS, beginning, is_misstated, job_step
+from orchestrator.core.checkpoints.checkpoint import CheckpointRecord, StepSource
+from orchestrator.core.checkpoints.steps import (
+    FAR_STEPS,
+    NEAR_STEPS,
+    are_steps_misstated,
+    find_true_start,
+    job_step,
+)
 from tests.support.saved_files import saved
 
 
-def of(attempt: int, steps: int, stated: int | None = None, main: str = "last.pt", number: int = 1) -> Save:
+def of(
+    attempt: int, steps: int, stated: int | None = None, main: str = "last.pt", number: int = 1
+) -> CheckpointRecord:
     return saved(
         number,
         key=main,
@@ -51,13 +59,13 @@ def test_a_stated_step_counts_then_a_number_of_the_name_that_is_near_the_count_t
 
 def test_statements_that_go_back_while_steps_are_made_do_not_count() -> None:
     of_epochs = [of(1, 90, 90, number=1), of(1, 110, 10, number=2)]
-    assert is_misstated(of_epochs)
+    assert are_steps_misstated(of_epochs)
     assert job_step(of_epochs[1], 0, misstated=True) == (110, StepSource.COUNTED)
 
 
 def test_a_number_that_stays_in_all_saves_of_an_attempt_is_a_setting() -> None:
     saves = [of(1, 20 * number, 1000, number=number) for number in (1, 2, 3)]
-    assert is_misstated(saves) and not is_misstated(saves[:2])
+    assert are_steps_misstated(saves) and not are_steps_misstated(saves[:2])
 
 
 @pytest.mark.parametrize(
@@ -72,9 +80,9 @@ def test_a_number_that_stays_in_all_saves_of_an_attempt_is_a_setting() -> None:
         [],
     ],
 )
-def test_other_statements_do(saves: list[Save]) -> None:
-    assert not is_misstated(saves)
-    assert not is_misstated(saves[::-1])
+def test_other_statements_do(saves: list[CheckpointRecord]) -> None:
+    assert not are_steps_misstated(saves)
+    assert not are_steps_misstated(saves[::-1])
 
 
 @pytest.mark.parametrize(
@@ -94,7 +102,7 @@ def test_other_statements_do(saves: list[Save]) -> None:
     ],
 )
 def test_an_attempt_that_began_before_its_save_is_known_by_what_it_states_or_writes_again(
-    save: Save, begun: int | None
+    save: CheckpointRecord, begun: int | None
 ) -> None:
     """The attempt was given step 500; attempt 1 had saved steps 400, 420 and 500."""
     others = [
@@ -109,9 +117,9 @@ def test_an_attempt_that_began_before_its_save_is_known_by_what_it_states_or_wri
         )
         for number, step in enumerate((400, 420, 500), 5)
     ]
-    assert beginning(save, 500, others, misstated=False) == begun
+    assert find_true_start(save, 500, others, misstated=False) == begun
     if save.stated is not None:
-        assert beginning(save, 500, others, misstated=True) is None
+        assert find_true_start(save, 500, others, misstated=True) is None
 
 
 @pytest.mark.parametrize("each", [1, 4])
@@ -120,11 +128,13 @@ def test_a_script_whose_step_has_several_steps_of_the_optimizer_is_not_accused(e
     """Attempt 1 has saved each 50 of its steps up to 500; attempt 2 was given 500, and saves after 50 of its steps."""
     others = [of(1, each * step, step, f"model_{step}.pt", step) for step in range(50, 501, 50)]
     save = of(2, each * 50, began + 50, f"model_{began + 50}.pt", 600)
-    assert beginning(save, 500, others, misstated=False) == (began if each == 1 and began < 500 else None)
+    assert find_true_start(save, 500, others, misstated=False) == (
+        began if each == 1 and began < 500 else None
+    )
 
 
 def test_where_nothing_shows_what_a_stated_step_is_nothing_is_concluded() -> None:
-    assert beginning(of(2, 20, 20), 500, [of(0, 0, 500)], misstated=False) is None
+    assert find_true_start(of(2, 20, 20), 500, [of(0, 0, 500)], misstated=False) is None
 
 
 STEPS = st.integers(0, 3000)
@@ -147,13 +157,13 @@ SAVES = st.lists(
 )
 @settings(database=None)
 def test_a_step_is_near_what_was_stated_or_counted_and_a_beginning_is_an_earlier_one(
-    others: list[Save], attempt: int, steps: int, stated: int | None, base: int, main: str
+    others: list[CheckpointRecord], attempt: int, steps: int, stated: int | None, base: int, main: str
 ) -> None:
     save = of(attempt, steps, stated, main)
-    step, source = job_step(save, base, misstated=is_misstated([*others, save]))
+    step, source = job_step(save, base, misstated=are_steps_misstated([*others, save]))
     assert (step is None) == (source is StepSource.UNKNOWN)
     assert step is None or step == stated or abs(step - base - steps) <= NEAR_STEPS
-    begun = beginning(save, base, others, misstated=False)
+    begun = find_true_start(save, base, others, misstated=False)
     if begun is not None:
         assert begun < base and begun in {0, *(other.step for other in others if other.attempt < attempt)}
         assert stated is None or abs(stated - steps - begun) <= FAR_STEPS
@@ -164,5 +174,5 @@ def test_a_first_attempt_from_a_file_of_another_job_is_known_by_what_it_states(
     stated: int | None, began: int | None
 ) -> None:
     """The file that the ranks had read states 60; the save was made after 20 steps."""
-    assert beginning(of(1, 20, stated), 0, [], misstated=False, read=60) == began
-    assert beginning(of(1, 20, stated), 0, [], misstated=True, read=60) is None
+    assert find_true_start(of(1, 20, stated), 0, [], misstated=False, read=60) == began
+    assert find_true_start(of(1, 20, stated), 0, [], misstated=True, read=60) is None

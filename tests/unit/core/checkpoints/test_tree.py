@@ -13,7 +13,7 @@ from tests.support.unprivileged import unprivileged
 
 
 def seen(root: Path, glob: str = "*") -> list[str]:
-    return sorted(tree.look(root, glob).files)
+    return sorted(tree.scan(root, glob).files)
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,12 @@ def test_what_fits_the_glob_is_seen_with_all_below_it(tmp_path: Path, glob: str,
     ):  # fmt: skip
         write(tmp_path / name)
     assert seen(tmp_path, glob) == files
-    assert [name for name in files if not tree.fits(name, glob)] == []
+    assert [name for name in files if not tree.matches_glob(name, glob)] == []
 
 
 def test_a_file_has_its_size_and_time(tmp_path: Path) -> None:
     write(tmp_path / "a/b.pt", b"12345")
-    piece = tree.look(tmp_path).files["a/b.pt"]
+    piece = tree.scan(tmp_path).files["a/b.pt"]
     assert (piece.name, piece.size_bytes, piece.mtime_ns, piece.sha256) == ("a/b.pt", 5, SAVED_NS, "")
 
 
@@ -64,7 +64,7 @@ def test_a_file_has_its_size_and_time(tmp_path: Path) -> None:
     ],
 )
 def test_a_place_is_the_folder_above_the_first_wildcard(glob: str, place: tuple[str, str]) -> None:
-    folder, rest = tree.place_of(Path("/job/checkpoints"), glob)
+    folder, rest = tree.split_glob(Path("/job/checkpoints"), glob)
     assert (str(folder), rest) == place
 
 
@@ -72,7 +72,7 @@ def test_a_place_whose_name_is_a_pattern_and_one_that_is_not_there(tmp_path: Pat
     folder = tmp_path / "runs [old] *"
     write(folder / "step-1.pt")
     assert seen(folder, "step-*.pt") == ["step-1.pt"]
-    assert tree.look(tmp_path / "none") == tree.Tree(tmp_path / "none")
+    assert tree.scan(tmp_path / "none") == tree.Tree(tmp_path / "none")
 
 
 # Links
@@ -89,7 +89,7 @@ def test_a_link_is_noted_and_never_followed_except_one_at_the_top_that_leads_out
     (place / "sub/newest").symlink_to("../step-1.pt")
     (place / "out").symlink_to(other)
     (place / "gone.pt").symlink_to("/no/such/file")
-    found = tree.look(place)
+    found = tree.scan(place)
     assert sorted(found.files) == ["out/data/y.pt", "out/x.pt", "step-1.pt"]
     assert found.pointed == {"step-1.pt"}
 
@@ -98,7 +98,7 @@ def test_a_place_behind_a_link_is_seen_by_its_own_names(tmp_path: Path) -> None:
     write(tmp_path / "real/step-1.pt")
     (tmp_path / "real/last.pt").symlink_to("step-1.pt")
     (tmp_path / "link").symlink_to("real")
-    found = tree.look(tmp_path / "link")
+    found = tree.scan(tmp_path / "link")
     assert (sorted(found.files), found.pointed) == (["step-1.pt"], {"step-1.pt"})
 
 
@@ -112,7 +112,7 @@ def test_knots_of_links_are_passed_over(tmp_path: Path) -> None:
     (place / "circle").symlink_to("circle")
     (place / "self").symlink_to(".")
     (place / "root").symlink_to("/")
-    found = tree.look(place)
+    found = tree.scan(place)
     assert (sorted(found.files), found.cut) == (["step-7/a.pt"], "")
 
 
@@ -122,7 +122,7 @@ def test_what_pointer_files_and_links_name_is_a_name_in_the_place(tmp_path: Path
     write(tmp_path / "out/last_checkpoint", b"/somewhere/else/model_9.pth")
     write(tmp_path / "odd/latest", b"\xff" * 9000)
     os.mkfifo(tmp_path / "latest")
-    assert tree.look(tmp_path).pointed == {"run/global_step5", "1000", "out/model_9.pth"}
+    assert tree.scan(tmp_path).pointed == {"run/global_step5", "1000", "out/model_9.pth"}
 
 
 # Limits
@@ -132,22 +132,22 @@ def test_a_look_stops_at_its_limits_and_says_so(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(tree, "ENTRIES_MAX", 20)
     monkeypatch.setattr(tree, "DEPTH_MAX", 3)
     write(tmp_path / "a/b/c/d/e/deep.pt")
-    found = tree.look(tmp_path)
+    found = tree.scan(tmp_path)
     assert (list(found.files), found.cut) == ([], "more than 3 folders deep")
     for number in range(30):
         write(tmp_path / f"many/{number:02}.pt")
-    found = tree.look(tmp_path)
+    found = tree.scan(tmp_path)
     assert len(found.files) <= 20 and found.cut == "more than 20 entries"
     write(tmp_path / "a.pt")
     monkeypatch.setattr(tree, "FOLDER_ENTRIES_MAX", 10)
     monkeypatch.setattr(tree, "DEPTH_MAX", 16)
-    found = tree.look(tmp_path)
+    found = tree.scan(tmp_path)
     assert (sorted(found.files), found.cut) == (
         ["a.pt", "a/b/c/d/e/deep.pt"],
         "many has more than 10 entries",
     )
-    monkeypatch.setattr(tree, "LOOK_S_MAX", -1.0)
-    found = tree.look(tmp_path)
+    monkeypatch.setattr(tree, "SCAN_S_MAX", -1.0)
+    found = tree.scan(tmp_path)
     assert (list(found.files), found.cut) == ([], "not all within -1 s")
 
 
@@ -157,7 +157,7 @@ def test_any_number_of_hidden_entries_hides_nothing(tmp_path: Path, monkeypatch:
         write(tmp_path / f".cache/{number}")
         write(tmp_path / f".{number}")
     write(tmp_path / "step-1.pt")
-    found = tree.look(tmp_path)
+    found = tree.scan(tmp_path)
     assert (list(found.files), found.cut) == (["step-1.pt"], "")
 
 
@@ -166,11 +166,11 @@ def test_folders_that_cannot_be_read_are_named_and_the_others_are_seen(tmp_path:
     write(tmp_path / "step-2/a.pt")
     with unprivileged(tmp_path):
         (tmp_path / "step-1").chmod(0)
-        found = tree.look(tmp_path)
+        found = tree.scan(tmp_path)
         assert (sorted(found.files), found.unreadable) == (["step-2/a.pt"], ["step-1: Permission denied"])
         (tmp_path / "step-1").chmod(0o755)
     write(tmp_path / "file")
-    assert tree.look(tmp_path / "file").unreadable == [f"{tmp_path / 'file'}: Not a directory"]
+    assert tree.scan(tmp_path / "file").unreadable == [f"{tmp_path / 'file'}: Not a directory"]
 
 
 def test_pipes_and_sockets_are_no_files(tmp_path: Path) -> None:

@@ -18,16 +18,16 @@ def test_a_copy_of_a_folder_has_other_tags_and_a_moved_folder_the_same(tmp_path:
     job = tmp_path / "jobs" / "gpt"
     job.mkdir(parents=True)
     shutil.copytree(tmp_path / "jobs", tmp_path / "copy")
-    tag = process_tags.of(job, node)
-    assert tag != process_tags.of(tmp_path / "copy" / "gpt", node)
-    assert tag == process_tags.of((tmp_path / "jobs").rename(tmp_path / "moved") / "gpt", node)
+    tag = process_tags.make_tag(job, node)
+    assert tag != process_tags.make_tag(tmp_path / "copy" / "gpt", node)
+    assert tag == process_tags.make_tag((tmp_path / "jobs").rename(tmp_path / "moved") / "gpt", node)
 
 
 @pytest.mark.slow
 def test_what_a_rank_leaves_is_its_jobs_with_and_without_a_tag_and_a_job_that_it_submitted_is_not(
     tmp_path: Path,
 ) -> None:
-    tag, other = process_tags.of(tmp_path, "node-0"), "eval/@1:2"
+    tag, other = process_tags.make_tag(tmp_path, "node-0"), "eval/@1:2"
     stray, cleared = f"{process_tags.NAME}={tag}", "A=1"
     text = "".join(f"env -i {env} sleep 60 & " for env in (stray, cleared))
     text += f"env -i {process_tags.NAME}={other} sh -c 'env -i sleep 60 & wait' & wait"

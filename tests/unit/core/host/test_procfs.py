@@ -27,7 +27,7 @@ def test_a_process_sees_itself() -> None:
     assert stat.state == "R"
     assert stat.cpu_s > 0
     assert stat.rss_bytes > 1 << 20
-    assert procfs.alive(Proc(os.getpid(), stat.start_ticks))
+    assert procfs.is_alive(Proc(os.getpid(), stat.start_ticks))
 
 
 def test_a_name_with_parentheses_and_spaces_does_not_mislead(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_name_with_parentheses_and_spaces_does_not_mislead(tmp_path: Path) -> 
 def test_a_pid_that_was_given_out_again_is_not_alive() -> None:
     stat = procfs.stat(os.getpid())
     assert stat is not None
-    assert not procfs.alive(Proc(os.getpid(), stat.start_ticks - 1))
+    assert not procfs.is_alive(Proc(os.getpid(), stat.start_ticks - 1))
 
 
 def test_a_zombie_is_not_alive_and_a_reaped_process_is_gone() -> None:
@@ -55,11 +55,11 @@ def test_a_zombie_is_not_alive_and_a_reaped_process_is_gone() -> None:
     stat = procfs.stat(process.pid)
     assert stat is not None
     assert stat.state == "Z"
-    assert not procfs.alive(Proc(process.pid, stat.start_ticks))
+    assert not procfs.is_alive(Proc(process.pid, stat.start_ticks))
     process.wait()
     assert procfs.stat(process.pid) is None
     assert procfs.wchan(process.pid) == ""
-    assert not procfs.catches(process.pid, signal.SIGTERM)
+    assert not procfs.catches_signal(process.pid, signal.SIGTERM)
 
 
 def test_a_process_whose_main_thread_has_ended_is_as_its_other_threads_are() -> None:
@@ -111,10 +111,10 @@ def test_descendants_are_found_to_the_grandchildren(family: subprocess.Popen[byt
 
 def test_a_job_is_swept_by_its_marks_and_by_all_of_them(family: subprocess.Popen[bytes]) -> None:
     whole = [family.pid, *procfs.descendants(family.pid)]
-    assert sorted(proc.pid for proc in procfs.with_env(MARK)) == sorted(whole)
-    assert all(procfs.alive(proc) for proc in procfs.with_env(MARK))
-    assert procfs.with_env(MARK + b"0") == []
-    assert procfs.with_env(b"ORCH_TEST_MARK=procfs") == []
+    assert sorted(proc.pid for proc in procfs.find_by_env(MARK)) == sorted(whole)
+    assert all(procfs.is_alive(proc) for proc in procfs.find_by_env(MARK))
+    assert procfs.find_by_env(MARK + b"0") == []
+    assert procfs.find_by_env(b"ORCH_TEST_MARK=procfs") == []
 
 
 def test_a_sleeper_says_where_it_sleeps(family: subprocess.Popen[bytes]) -> None:
@@ -126,9 +126,9 @@ def test_a_caught_signal_is_told_from_a_deadly_one() -> None:
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
-    assert procfs.catches(process.pid, signal.SIGUSR1)
-    assert not procfs.catches(process.pid, signal.SIGUSR2)
-    assert not procfs.blocks(process.pid, signal.SIGUSR1)
+    assert procfs.catches_signal(process.pid, signal.SIGUSR1)
+    assert not procfs.catches_signal(process.pid, signal.SIGUSR2)
+    assert not procfs.blocks_signal(process.pid, signal.SIGUSR1)
     assert not procfs.has_pending(process.pid, signal.SIGUSR1)
     process.communicate(b"\n")
 

@@ -130,11 +130,11 @@ def test_a_disk_that_fails_is_no_full_one(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_folder_of_a_job_is_made_with_those_between_and_never_the_jobs_own(tmp_path: Path) -> None:
     job = tmp_path / "job"
     with pytest.raises(FileNotFoundError):
-        durable.make_inside(job, job / "logs" / "attempt-001")
+        durable.make_subfolders(job, job / "logs" / "attempt-001")
     assert not job.exists()
     job.mkdir()
-    durable.make_inside(job, job / "logs" / "attempt-001")
-    durable.make_inside(job, job / "logs" / "attempt-001")
+    durable.make_subfolders(job, job / "logs" / "attempt-001")
+    durable.make_subfolders(job, job / "logs" / "attempt-001")
     assert (job / "logs" / "attempt-001").is_dir()
 
 

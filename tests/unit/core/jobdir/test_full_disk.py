@@ -48,7 +48,7 @@ def test_a_line_that_was_torn_is_made_whole_and_what_is_kept_has_a_limit(
 ) -> None:
     path = tmp_path / "log"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-    log = full_disk.PatientLog(fd)
+    log = full_disk.BufferedLog(fd)
     disk.room_bytes = 4
     assert log.write(b"one line\n") == 9
     assert path.read_bytes() == b"one "
@@ -63,7 +63,7 @@ def test_a_line_that_was_torn_is_made_whole_and_what_is_kept_has_a_limit(
 def test_an_error_that_no_room_would_mend_is_raised() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    log = full_disk.PatientLog(writing)
+    log = full_disk.BufferedLog(writing)
     with pytest.raises(BrokenPipeError):
         log.write(b"word\n")
     log.flush()
@@ -81,12 +81,12 @@ def test_a_deed_is_tried_until_there_is_room_which_is_said_once_and_other_errors
             raise OSError(refusals.pop(), "no room")
         return "done"
 
-    assert full_disk.wait_for(deed) == full_disk.wait_for(deed) == "done"
+    assert full_disk.retry_while_full(deed) == full_disk.retry_while_full(deed) == "done"
     said = capsys.readouterr().err
     assert said.count("the disk is full") == said.count("the disk has free space again") == 1
     refusals.append(errno.EACCES)
     with pytest.raises(OSError, match="no room"):
-        full_disk.wait_for(deed)
+        full_disk.retry_while_full(deed)
 
 
 @pytest.mark.parametrize(
@@ -96,15 +96,15 @@ def test_a_disk_without_bytes_or_inodes_is_used_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int | None, inodes: int, full: bool
 ) -> None:
     if free is None:
-        assert not full_disk.is_used_up(tmp_path / "nowhere")
+        assert not full_disk.is_disk_full(tmp_path / "nowhere")
         return
     told = (4096, 4096, 5000, free, free, 100, inodes, inodes, 0, 255)
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(told))
-    assert full_disk.is_used_up(tmp_path) is full
+    assert full_disk.is_disk_full(tmp_path) is full
 
 
 def test_work_without_a_descriptor_waits_which_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    patience = full_disk.Patience()
+    patience = full_disk.DeferExhaustion()
     for number in (errno.EMFILE, errno.ENFILE):
         with patience:
             raise OSError(number, os.strerror(number))

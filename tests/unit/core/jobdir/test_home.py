@@ -27,15 +27,15 @@ def test_the_home_is_what_the_environment_says_and_dot_orch_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    assert home.home({"ORCH_HOME": "/x/y"}) == Path("/x/y")
-    assert home.home({"ORCH_HOME": "~/jobs"}) == Path("/home/me/jobs")
-    assert home.home({}) == home.home({"ORCH_HOME": ""}) == Path("/home/me/.orch")
-    assert home.home({"ORCH_HOME": "rel"}).is_absolute()
+    assert home.job_home({"ORCH_HOME": "/x/y"}) == Path("/x/y")
+    assert home.job_home({"ORCH_HOME": "~/jobs"}) == Path("/home/me/jobs")
+    assert home.job_home({}) == home.job_home({"ORCH_HOME": ""}) == Path("/home/me/.orch")
+    assert home.job_home({"ORCH_HOME": "rel"}).is_absolute()
 
 
 def test_a_home_of_nobody_is_the_users_mistake() -> None:
     with pytest.raises(UserError, match="home"):
-        home.home({"ORCH_HOME": "~no-such-user-here/jobs"})
+        home.job_home({"ORCH_HOME": "~no-such-user-here/jobs"})
 
 
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True), st.floats(1e9, 4e9))
@@ -47,18 +47,18 @@ def test_ids_sort_by_the_time_of_submit_whatever_their_names(tmp_path: Path) -> 
     made = [
         home.new_id(name, T + at) for at, name in enumerate(["z", "a-20991231-235959999-zz", "m", "a", "7"])
     ]
-    assert home.ids(_home(tmp_path, *made)) == made
+    assert home.list_ids(_home(tmp_path, *made)) == made
 
 
 def test_two_submits_within_a_second_sort_by_the_millisecond(tmp_path: Path) -> None:
     made = [home.new_id("x", T + at / 1000) for at in (1, 9, 10, 100, 999)]
-    assert home.ids(_home(tmp_path, *reversed(made))) == made
+    assert home.list_ids(_home(tmp_path, *reversed(made))) == made
 
 
 def _placed(folder: Path) -> JobDir:
     job = JobDir(_home(folder, JOB) / "jobs" / JOB)
     job.plan.write_text("{}")
-    home.note_origin(job, job.root)
+    home.record_origin(job, job.root)
     return job
 
 
@@ -66,12 +66,12 @@ def test_a_copy_is_known_by_its_original_while_that_is_there(tmp_path: Path) -> 
     job = _placed(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     copy = JobDir(tmp_path / "b" / "jobs" / JOB)
-    assert (home.original_of(job), home.original_of(copy)) == (None, job.root)
-    assert home.is_ours(job) and not home.is_ours(copy)
+    assert (home.find_original(job), home.find_original(copy)) == (None, job.root)
+    assert home.is_own_job(job) and not home.is_own_job(copy)
     with pytest.raises(UserError, match=f"it is a copy of {job.root}"):
-        home.require_ours(copy)
+        home.require_own_job(copy)
     shutil.rmtree(tmp_path / "a")
-    home.require_ours(copy)
+    home.require_own_job(copy)
 
 
 @pytest.mark.parametrize("is_linked", [False, True])
@@ -81,74 +81,74 @@ def test_a_home_that_has_moved_is_no_copy(tmp_path: Path, is_linked: bool) -> No
     if is_linked:
         (tmp_path / "a").symlink_to(tmp_path / "b")
     job = JobDir(tmp_path / "b" / "jobs" / JOB)
-    home.require_ours(job)
+    home.require_own_job(job)
 
 
 def test_what_is_no_job_is_no_job(tmp_path: Path) -> None:
     good = home.new_id("gpt", T)
     folder = _home(tmp_path, good, f".{good}", "lost+found", "gpt", "gpt-20261120", "-20261120-224605123-k3")
     (folder / "jobs" / home.new_id("file", T)).write_text("not a folder")
-    assert [job.id for job in home.jobs(folder)] == [good]
+    assert [job.id for job in home.list_jobs(folder)] == [good]
 
 
 def test_an_empty_or_missing_home_has_no_jobs(tmp_path: Path) -> None:
-    assert home.ids(tmp_path) == [] == home.ids(tmp_path / "none")
+    assert home.list_ids(tmp_path) == [] == home.list_ids(tmp_path / "none")
     with pytest.raises(UserError) as told:
-        home.find(tmp_path, None)
+        home.find_job(tmp_path, None)
     assert "no jobs yet" in told.value.what and "orch submit" in told.value.fix
 
 
 def test_a_home_that_is_a_file_is_an_error_and_not_an_empty_home(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("")
     with pytest.raises(ClusterError) as told:
-        home.ids(tmp_path / "home")
+        home.list_ids(tmp_path / "home")
     assert "ORCH_HOME" in told.value.fix
 
 
 def test_a_job_is_found_by_id_by_name_by_a_part_and_by_nothing(tmp_path: Path) -> None:
     first, second, other = (home.new_id(name, T + at) for at, name in enumerate(["gpt", "gpt", "bert-2"]))
     folder = _home(tmp_path, first, second, other)
-    assert home.find(folder, first).id == first
-    assert home.find(folder, "gpt").id == second
-    assert home.find(folder, None).id == other
-    assert home.find(folder, other[:12]).id == home.find(folder, other[-9:]).id == other
+    assert home.find_job(folder, first).id == first
+    assert home.find_job(folder, "gpt").id == second
+    assert home.find_job(folder, None).id == other
+    assert home.find_job(folder, other[:12]).id == home.find_job(folder, other[-9:]).id == other
 
 
 def test_a_verb_for_running_jobs_finds_the_latest_of_a_name_that_is_not_over(tmp_path: Path) -> None:
     first, second, third = (home.new_id("gpt", T + at) for at in range(3))
     folder = _home(tmp_path, first, second, third)
     (folder / "jobs" / third / "ended").touch()
-    assert home.find(folder, "gpt", running=True).id == second
-    assert home.find(folder, "gpt").id == home.find(folder, None, running=True).id == third
-    assert home.find(folder, third, running=True).id == third
-    for job in home.unended(folder):
+    assert home.find_job(folder, "gpt", running=True).id == second
+    assert home.find_job(folder, "gpt").id == home.find_job(folder, None, running=True).id == third
+    assert home.find_job(folder, third, running=True).id == third
+    for job in home.unfinished_jobs(folder):
         job.ended.touch()
-    assert home.find(folder, "gpt", running=True).id == third
+    assert home.find_job(folder, "gpt", running=True).id == third
 
 
 def test_commands_call_a_job_by_its_name_where_no_other_has_it(tmp_path: Path) -> None:
     twins, alone = [home.new_id("gpt", T), home.new_id("gpt", T + 1)], home.new_id("gpt-2", T)
     folder = _home(tmp_path, *twins, alone)
-    assert {home.called(job) for job in home.jobs(folder)} == {*twins, "gpt-2"}
+    assert {home.reference(job) for job in home.list_jobs(folder)} == {*twins, "gpt-2"}
 
 
 def test_a_name_that_is_part_of_another_name_means_itself(tmp_path: Path) -> None:
     short, longer = home.new_id("gpt", T), home.new_id("gpt-large", T + 1)
     folder = _home(tmp_path, short, longer)
-    assert home.find(folder, "gpt").id == short
+    assert home.find_job(folder, "gpt").id == short
 
 
 @pytest.mark.parametrize("other", ["nanogpt", "gpt10", "gpt-10"])
 def test_a_part_of_a_name_means_no_job(tmp_path: Path, other: str) -> None:
     folder = _home(tmp_path, home.new_id(other, T))
     with pytest.raises(UserError, match="no job has the id or name 'gpt'"):
-        home.find(folder, "gpt")
+        home.find_job(folder, "gpt")
 
 
 def test_a_part_that_several_ids_have_is_asked_back(tmp_path: Path) -> None:
     ids = [home.new_id("gpt", T), home.new_id("gpt", T + 1)]
     with pytest.raises(UserError, match="2 job ids begin or end with 'gpt-'") as told:
-        home.find(_home(tmp_path, *ids), "gpt-")
+        home.find_job(_home(tmp_path, *ids), "gpt-")
     assert all(job_id in told.value.fix for job_id in ids)
 
 
@@ -156,7 +156,7 @@ def test_a_part_that_several_ids_have_is_asked_back(tmp_path: Path) -> None:
 def test_what_is_not_there_is_an_error_that_names_what_is(tmp_path: Path, wanted: str) -> None:
     folder = _home(tmp_path, home.new_id("gpt", T), home.new_id("bert", T + 1))
     with pytest.raises(UserError) as told:
-        home.find(folder, wanted)
+        home.find_job(folder, wanted)
     assert "gpt" in told.value.fix
 
 
@@ -164,4 +164,4 @@ def test_unended_jobs_are_those_without_the_mark(tmp_path: Path) -> None:
     ids = [home.new_id("gpt", T + at) for at in range(3)]
     folder = _home(tmp_path, *ids)
     (folder / "jobs" / ids[1] / "ended").touch()
-    assert [job.id for job in home.unended(folder)] == [ids[0], ids[2]]
+    assert [job.id for job in home.unfinished_jobs(folder)] == [ids[0], ids[2]]

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.process import keeper
+from orchestrator.agent.process import agent_monitor
 from orchestrator.client.job import Job
 from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.submission.supervisor_process import revive
+from orchestrator.submission.supervisor_process import restart_supervisor
 from orchestrator.supervisor.host_queue import HostQueue
 from tests.support import folders, jobs
 
@@ -28,13 +28,13 @@ def _umask_of_a_careless_user() -> object:
 
 
 def _queue(job: JobDir) -> None:
-    HostQueue(job, ("a",), 1.0).ahead(0.0)
+    HostQueue(job, ("a",), 1.0).jobs_ahead(0.0)
 
 
 TAKERS: dict[str, Callable[[JobDir], object]] = {
-    "supervisor.lock": lambda job: locks.locked(job).__enter__(),
-    "resume.lock": lambda job: locks.resuming(job).__enter__(),
-    "agent.lock": lambda job: keeper._locks(job.root / "agent.lock"),
+    "supervisor.lock": lambda job: locks.hold_job_lock(job).__enter__(),
+    "resume.lock": lambda job: locks.hold_resume_lock(job).__enter__(),
+    "agent.lock": lambda job: agent_monitor._acquire_lock(job.root / "agent.lock"),
     "queue": _queue,
 }
 
@@ -52,7 +52,7 @@ def test_a_lock_can_be_read_and_so_be_held_by_its_owner_alone(tmp_path: Path, na
 def test_a_lock_that_others_can_read_is_closed_to_them_and_a_link_is_none(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.touch(0o666)
-    with locks.held(lock, 0.0):
+    with locks.hold(lock, 0.0):
         assert stat.S_IMODE(lock.stat().st_mode) == 0o600
     (tmp_path / "link").symlink_to(lock)
     for look in (locks.open_file, locks.is_held):
@@ -63,14 +63,14 @@ def test_a_lock_that_others_can_read_is_closed_to_them_and_a_link_is_none(tmp_pa
 
 def test_who_holds_a_lock_is_known_until_the_next_one_does(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
-    assert (locks.is_held(lock), locks.by_whom(lock)) == (False, "")
-    with locks.held(lock, 0.0) as mine, locks.held(lock, 0.0) as other:
+    assert (locks.is_held(lock), locks.holder_text(lock)) == (False, "")
+    with locks.hold(lock, 0.0) as mine, locks.hold(lock, 0.0) as other:
         assert (mine, other, locks.is_held(lock)) == (True, False, True)
-        assert locks.by_whom(lock) == f" (pid {os.getpid()} on {os.uname().nodename})"
+        assert locks.holder_text(lock) == f" (pid {os.getpid()} on {os.uname().nodename})"
     assert not locks.is_held(lock)
     for words in (b"", b"7", b"x host", b"\xff\xfe 1 2"):
         lock.write_bytes(words)
-        assert locks.holder(lock) is None
+        assert locks.read_holder(lock) is None
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
@@ -86,9 +86,9 @@ def test_a_disk_without_locks_answers_no_question_about_them(
     monkeypatch.setattr(fcntl, "flock", refuse)
     askers: dict[str, Callable[[], object]] = {
         "held": lambda: locks.is_held(job.lock),
-        "supervisor": lambda: locks.locked(job).__enter__(),
-        "agent": lambda: keeper._locks(job.lock),
-        "revival": lambda: revive(job),
+        "supervisor": lambda: locks.hold_job_lock(job).__enter__(),
+        "agent": lambda: agent_monitor._acquire_lock(job.lock),
+        "revival": lambda: restart_supervisor(job),
         "resume": lambda: Job(job).resume(),
     }
     told = {}
@@ -97,5 +97,5 @@ def test_a_disk_without_locks_answers_no_question_about_them(
             ask()
         told[name] = str(caught.value)
     assert all(str(job.root) in text for text in told.values()), told
-    assert HostQueue(job, ("a",), 1.0).ahead(0.0) == ()
+    assert HostQueue(job, ("a",), 1.0).jobs_ahead(0.0) == ()
     assert "cannot queue for hosts: " in capsys.readouterr().out

@@ -14,7 +14,7 @@ RECORD_BYTES = 16
 def write(path: Path, *notes: tuple[int, int]) -> Path:
     index = LogIndex(path)
     for time_ns, size_bytes in notes:
-        index.note(time_ns, size_bytes)
+        index.record(time_ns, size_bytes)
     index.close()
     return path
 
@@ -132,6 +132,6 @@ def test_a_cursor_that_starts_anywhere_agrees_with_one_that_walks(path: Path, st
 
 def test_a_full_disk_costs_time_stamps_and_nothing_else() -> None:
     index = LogIndex(Path("/dev/full"))
-    index.note(100, 10)
-    index.note(200, 20)
+    index.record(100, 10)
+    index.record(200, 20)
     index.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.ssh.launch import Code
+from orchestrator.backends.ssh.launch import CodeArchive
 from orchestrator.cli import app
 from orchestrator.client import slurm_status
 from orchestrator.client.job import Job
@@ -19,7 +19,7 @@ from orchestrator.core.jobdir import home, ownership, requests, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.spec.load import load
 from orchestrator.submission import bundle, submit, supervisor_process
-from orchestrator.submission.supervisor_process import revive
+from orchestrator.submission.supervisor_process import restart_supervisor
 from tests.support import fake_host, fake_slurm, folders, jobs
 from tests.support.fake_host import FakeHost
 from tests.support.fake_slurm import FakeSlurm
@@ -185,15 +185,15 @@ def test_no_supervisor_is_started_and_nothing_asked_where_another_could_have_had
     assert words in str(told.value) and told.value.fix
     assert revive_says(job) in ("", str(told.value))
     assert not (tmp_path / "ran").exists()
-    if ownership.fault(job.root):
+    if ownership.find_fault(job.root):
         with pytest.raises(OrchError):
-            requests.ask(job.requests, "cancel")
+            requests.send(job.requests, "cancel")
 
 
 def revive_says(job: JobDir) -> str:
     """Return what a revival ends with: nothing for another's job, else why not."""
     try:
-        return revive(job)
+        return restart_supervisor(job)
     except UserError as err:
         return str(err)
 
@@ -205,8 +205,8 @@ def test_a_shared_sticky_home_and_own_links_are_fine(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("home")
     job.checkpoints.rmdir()
     job.checkpoints.symlink_to(tmp_path)
-    home.require_ours(job)
-    home.require_ours(JobDir(tmp_path / "link" / "jobs" / job.id))
+    home.require_own_job(job)
+    home.require_own_job(JobDir(tmp_path / "link" / "jobs" / job.id))
 
 
 @root_only
@@ -217,9 +217,9 @@ def test_what_root_has_left_in_a_users_job_is_trusted_and_a_third_users_is_not(
     _give(job.root)
     os.chown(job.journal, 0, 0)
     monkeypatch.setattr(os, "geteuid", lambda: MALLORY)
-    assert ownership.fault_within(job.root) is None
+    assert ownership.find_fault_within(job.root) is None
     os.chown(job.journal, MALLORY + 1, MALLORY)
-    found = ownership.fault_within(job.root)
+    found = ownership.find_fault_within(job.root)
     assert found and found.where == str(job.journal) and str(MALLORY + 1) in found.what
 
 
@@ -239,9 +239,9 @@ def test_slurms_word_is_not_kept_where_others_can_write(slurm: FakeSlurm, tmp_pa
     job.root.chmod(0o777)
     before = _state(job.root)
     slurm.queue(f"{fake_slurm.RUNNING}|/nfs/jobs/{job.id}")
-    assert status_file.as_json(Job(job).source.status())["queue"]["state"] == "RUNNING"
+    assert status_file.to_json(Job(job).source.status())["queue"]["state"] == "RUNNING"
     slurm.queue(f"{fake_slurm.FAILED}|/nfs/jobs/{job.id}")
-    slurm_status.QUEUE.expect_news()
+    slurm_status.QUEUE.invalidate()
     with pytest.raises(UserError, match="other users can write to it"):
         slurm_status.SlurmSource(job).settle()
     assert _state(job.root) == before
@@ -305,7 +305,9 @@ def test_a_log_that_leads_out_of_the_folder_or_never_ends_is_not_shown(
 @root_only
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["another's folder", "a link", "another's bundle", "a folder open to all"])
-def test_an_agent_lands_in_no_folder_that_another_has_prepared(host: FakeHost, code: Code, name: str) -> None:
+def test_an_agent_lands_in_no_folder_that_another_has_prepared(
+    host: FakeHost, code: CodeArchive, name: str
+) -> None:
     root = host.job.root
     root.parent.mkdir(parents=True)
     if name == "a link":

@@ -12,9 +12,9 @@ from orchestrator.core import codec
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.planned import PlannedNode
+from orchestrator.core.plan_types import PlannedNode
 from orchestrator.core.settings import rank_env
-from orchestrator.core.settings.rank_env import NodePlan, inherited, outer_env
+from orchestrator.core.settings.rank_env import NodePlan, inherited_env, submitter_env
 from orchestrator.spec.limits import BREAK_GRACE_S_MAX
 from tests.support import jobs
 
@@ -44,11 +44,11 @@ def _node_env(
     outer: Mapping[str, str] = MappingProxyType({}),
     secrets: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    return rank_env.node_env(NodePlan(plan, JOB, node.name, 1), inherited(plan, outer), secrets)
+    return rank_env.node_env(NodePlan(plan, JOB, node.name, 1), inherited_env(plan, outer), secrets)
 
 
 def _arguments(plan: Plan, attempt: int, resume: str, job: JobDir = JOB) -> tuple[str, ...]:
-    return rank_env.arguments(NodePlan(plan, job, "node-0", attempt, (), resume))
+    return rank_env.rank_arguments(NodePlan(plan, job, "node-0", attempt, (), resume))
 
 
 @pytest.mark.parametrize("rank", range(6))
@@ -90,7 +90,7 @@ def test_resume_from_is_empty_and_not_missing_when_there_is_nothing() -> None:
 def test_resume_arguments_may_name_the_step() -> None:
     plan = jobs.plan(checkpoint={"resume_args": "--resume-from-step={resume_step}"})
     at = NodePlan(plan, JOB, "node-0", 2, (), "/c/model_000160.pt", 160)
-    assert rank_env.arguments(at)[-1] == "--resume-from-step=160"
+    assert rank_env.rank_arguments(at)[-1] == "--resume-from-step=160"
 
 
 def test_gpus_are_divided_among_the_nodes_of_one_machine() -> None:
@@ -165,7 +165,7 @@ def test_ranks_inherit_nothing_of_another_launcher_and_no_secret_by_the_way() ->
         "TORCHELASTIC_USE_AGENT_STORE": "True", "PET_NPROC_PER_NODE": "8", "ORCH_HOME": "/x", "HF_TOKEN": "hf",
         "OMPI_COMM_WORLD_RANK": "2", "PWD": "/here", "RANKING": "kept",
     }  # fmt: skip
-    assert outer_env(outer, ("HF_TOKEN",)) == {"PATH": "/bin", "LANG": "C", "RANKING": "kept"}
+    assert submitter_env(outer, ("HF_TOKEN",)) == {"PATH": "/bin", "LANG": "C", "RANKING": "kept"}
 
 
 def test_ranks_of_a_job_that_a_rank_submitted_have_no_hook_no_evidence_files_and_no_endpoint_of_the_outer_one() -> (
@@ -178,10 +178,11 @@ def test_ranks_of_a_job_that_a_rank_submitted_have_no_hook_no_evidence_files_and
     kept = {"PYTHONPATH": "/j/code/src:", "WEIGHTS": "/j/checkpoints/step-1.pt"}
     url, token = "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"
     assert (
-        outer_env({**outer, url: "http://127.0.0.1:1/ranks/0", token: "/j/nodes/n/trainer-token"}, ()) == kept
+        submitter_env({**outer, url: "http://127.0.0.1:1/ranks/0", token: "/j/nodes/n/trainer-token"}, ())
+        == kept
     )
     theirs = {url: "https://trainer", token: "/var/run/token"}
-    assert outer_env({**outer, **theirs}, ()) == {**kept, **theirs}
+    assert submitter_env({**outer, **theirs}, ()) == {**kept, **theirs}
 
 
 @pytest.mark.parametrize(
@@ -264,7 +265,7 @@ def test_the_fence_falls_before_the_supervisor_gives_a_node_up() -> None:
         (2, 20, (100.0, 80.0, 80.0)),
     ):
         auto = jobs.plan(backend="slurm", nodes=nodes, monitor={"heartbeat_s": heartbeat_s}).limits
-        assert (auto.node_timeout_s, auto.fence_s, auto.away_fence_s) == times
+        assert (auto.node_timeout_s, auto.fence_s, auto.disconnected_timeout_s) == times
     limits = jobs.plan(backend="slurm", monitor={"node_timeout": "50s"}).limits
     assert limits.fence_s is not None and limits.fence_s < limits.node_timeout_s == 50.0
     assert jobs.plan().limits.fence_s is None, "on this machine locks tell of agents"
@@ -279,4 +280,4 @@ def test_a_plan_survives_its_file() -> None:
 def test_an_active_environment_of_conda_does_not_keep_setup_lines_from_activating_theirs() -> None:
     outer = {"CONDA_PREFIX": "/a", "CONDA_SHLVL": "1", "CONDA_EXE": "/conda", "PATH": "/a/bin"}
     for setup, names in (("conda activate a", {"CONDA_EXE", "PATH"}), ("ulimit -n 9", outer.keys())):
-        assert inherited(jobs.plan(setup=[setup]), outer).keys() == names
+        assert inherited_env(jobs.plan(setup=[setup]), outer).keys() == names

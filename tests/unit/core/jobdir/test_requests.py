@@ -13,44 +13,44 @@ import pytest
 from orchestrator.brain.model.events import AllocationEnded, CancelRequested, ResumeRequested
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import requests
-from orchestrator.core.jobdir.requests import ask, refused
-from orchestrator.core.shown import Cause
+from orchestrator.core.jobdir.requests import make_write_error, send
+from orchestrator.core.status_types import AllocationEndCause
 from orchestrator.supervisor.request_inbox import RequestInbox, is_resumed
 from tests.support.descriptors import few_descriptors, use_up
 
 
 def test_requests_are_numbered_and_heard_in_order(tmp_path: Path) -> None:
-    assert ask(tmp_path, "cancel") == 1
-    assert ask(tmp_path, "resume", save="17") == 2
-    assert RequestInbox(tmp_path).since(0, 5.0) == [CancelRequested(5.0, 1), ResumeRequested(5.0, 2, 17)]
-    assert RequestInbox(tmp_path).since(1, 6.0) == [ResumeRequested(6.0, 2, 17)]
+    assert send(tmp_path, "cancel") == 1
+    assert send(tmp_path, "resume", save="17") == 2
+    assert RequestInbox(tmp_path).read_after(0, 5.0) == [CancelRequested(5.0, 1), ResumeRequested(5.0, 2, 17)]
+    assert RequestInbox(tmp_path).read_after(1, 6.0) == [ResumeRequested(6.0, 2, 17)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000001.json", "000002.json"]
 
 
 def test_a_resume_is_known_from_what_else_is_asked(tmp_path: Path) -> None:
-    ask(tmp_path, "cancel")
-    ask(tmp_path, "look")
+    send(tmp_path, "cancel")
+    send(tmp_path, "look")
     assert not is_resumed(tmp_path, 0)
-    ask(tmp_path, "resume")
+    send(tmp_path, "resume")
     assert is_resumed(tmp_path, 2)
     assert not is_resumed(tmp_path, 3)
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "/a b", "\u0661", "\u00b2", "9" * 5000])
 def test_a_resume_that_names_no_number_of_a_save_begins_from_the_newest(tmp_path: Path, text: str) -> None:
-    ask(tmp_path, "resume", save=text)
-    assert RequestInbox(tmp_path).since(0, 5.0) == [ResumeRequested(5.0, 1, 0)]
+    send(tmp_path, "resume", save=text)
+    assert RequestInbox(tmp_path).read_after(0, 5.0) == [ResumeRequested(5.0, 1, 0)]
 
 
 def test_a_request_that_cannot_be_read_for_want_of_a_descriptor_is_heard_later(tmp_path: Path) -> None:
-    ask(tmp_path, "cancel")
+    send(tmp_path, "cancel")
     reader = RequestInbox(tmp_path)
     with few_descriptors(1) as used:
         use_up(used)
         for _ in range(6):
-            assert reader.since(0, 1.0) == []
+            assert reader.read_after(0, 1.0) == []
         os.close(used.pop())  # now the folder can be listed, and nothing in it be read while it is open
-    assert reader.since(0, 2.0) == [CancelRequested(2.0, 1)]
+    assert reader.read_after(0, 2.0) == [CancelRequested(2.0, 1)]
 
 
 def test_a_deleted_job_is_to_end_and_one_that_is_out_of_sight_for_a_moment_is_not(tmp_path: Path) -> None:
@@ -60,23 +60,25 @@ def test_a_deleted_job_is_to_end_and_one_that_is_out_of_sight_for_a_moment_is_no
     for at, there in ((1.0, True), (2.0, False), (4.9, False), (5.0, True), (6.0, False), (8.9, False)):
         plan.rename(away) if plan.exists() and not there else None
         away.rename(plan) if away.exists() and there else None
-        assert reader.since(6, at) == []
-    assert reader.since(6, 9.0) == [CancelRequested(9.0, 7)]
-    assert reader.since(7, 20.0) == []
+        assert reader.read_after(6, at) == []
+    assert reader.read_after(6, 9.0) == [CancelRequested(9.0, 7)]
+    assert reader.read_after(7, 20.0) == []
 
 
 def test_what_is_no_request_is_passed_over(tmp_path: Path) -> None:
     for number, text in enumerate(("", "[]", '{"ask":"dance"}', '{"ask":"cancel"}'), start=1):
         (tmp_path / f"{number:06d}.json").write_text(text)
     (tmp_path / "notes.json").write_text('{"ask":"cancel"}')
-    assert RequestInbox(tmp_path).since(0, 1.0) == [CancelRequested(1.0, 4)]
-    assert RequestInbox(tmp_path / "missing").since(0, 1.0) == []
+    assert RequestInbox(tmp_path).read_after(0, 1.0) == [CancelRequested(1.0, 4)]
+    assert RequestInbox(tmp_path / "missing").read_after(0, 1.0) == []
 
 
 def test_a_pipe_among_the_requests_does_not_hold_the_supervisor_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "000001.json")
-    assert ask(tmp_path, "cancel") == 2
-    watch = threading.Thread(target=lambda: heard.extend(RequestInbox(tmp_path).since(0, 1.0)), daemon=True)
+    assert send(tmp_path, "cancel") == 2
+    watch = threading.Thread(
+        target=lambda: heard.extend(RequestInbox(tmp_path).read_after(0, 1.0)), daemon=True
+    )
     heard: list[object] = []
     watch.start()
     watch.join(5.0)
@@ -91,7 +93,7 @@ def test_a_file_named_with_no_number_of_a_request_is_none(tmp_path: Path, name: 
 def test_when_no_number_is_left_the_way_on_is_told(tmp_path: Path) -> None:
     (tmp_path / f"{requests.NUMBER_MAX - 1}.json").write_text("{}")
     with pytest.raises(ClusterError, match="no number is left"):
-        ask(tmp_path, "cancel")
+        send(tmp_path, "cancel")
 
 
 @pytest.mark.slow
@@ -99,41 +101,41 @@ def test_many_who_ask_at_once_get_numbers_of_their_own_and_what_each_asked_is_th
     pid = os.fork()
     if pid == 0:
         for _ in range(20):
-            ask(tmp_path, "cancel")
+            send(tmp_path, "cancel")
         os._exit(0)
     asked = ["restart", "look"] * 10
     with ThreadPoolExecutor(2) as pool:
-        numbers = list(pool.map(lambda what: requests.ask(tmp_path, what), asked))
+        numbers = list(pool.map(lambda what: requests.send(tmp_path, what), asked))
     assert os.waitpid(pid, 0)[1] == 0
     assert len(set(numbers)) == 20
     assert len(list(tmp_path.glob("*.json"))) == 40
-    written = {request.number: request.ask for request in requests.after(tmp_path, 0)}
+    written = {request.number: request.action for request in requests.read_after(tmp_path, 0)}
     assert [written[number] for number in numbers] == asked
 
 
 def test_what_the_queue_said_is_a_request_and_an_unknown_cause_is_a_failure(tmp_path: Path) -> None:
-    ask(tmp_path, "allocation_ended", allocation="7.0", cause="time_limit", why="TIMEOUT")
-    ask(tmp_path, "allocation_ended", allocation="7.0", cause="dance", why="?")
-    assert RequestInbox(tmp_path).since(0, 1.0) == [
-        AllocationEnded(1.0, 1, "7.0", Cause.TIME_LIMIT, "TIMEOUT"),
-        AllocationEnded(1.0, 2, "7.0", Cause.FAILED, "?"),
+    send(tmp_path, "allocation_ended", allocation="7.0", cause="time_limit", why="TIMEOUT")
+    send(tmp_path, "allocation_ended", allocation="7.0", cause="dance", why="?")
+    assert RequestInbox(tmp_path).read_after(0, 1.0) == [
+        AllocationEnded(1.0, 1, "7.0", AllocationEndCause.TIME_LIMIT, "TIMEOUT"),
+        AllocationEnded(1.0, 2, "7.0", AllocationEndCause.FAILED, "?"),
     ]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_who_may_not_write_is_told_whose_job_it_is(tmp_path: Path) -> None:
     err = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "requests"))
-    assert isinstance(refused(err, tmp_path), ClusterError), "our own"
+    assert isinstance(make_write_error(err, tmp_path), ClusterError), "our own"
     os.chown(tmp_path, 12345, 12345)
-    told = refused(err, tmp_path)
+    told = make_write_error(err, tmp_path)
     assert isinstance(told, UserError) and told.what == "this job belongs to user 12345"
 
 
 def test_a_disk_that_refuses_a_request_is_named_with_what_to_do(tmp_path: Path) -> None:
-    told = refused(OSError(errno.ENOSPC, "No space left on device"), tmp_path)
+    told = make_write_error(OSError(errno.ENOSPC, "No space left on device"), tmp_path)
     assert str(told) == (
         f"{tmp_path}: cannot be written: No space left on device\n  fix: make room in {tmp_path}, then try again"
     )
     (tmp_path / "requests").touch()
     with pytest.raises(ClusterError, match="cannot be written: File exists"):
-        ask(tmp_path / "requests", "cancel")
+        send(tmp_path / "requests", "cancel")

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.jobdir import series
-from orchestrator.core.jobdir.series import RankSample, Sample, SeriesWriter
-from orchestrator.core.shown import Usage
+from orchestrator.core.jobdir.series import Measurement, RankMeasurement, SeriesWriter
+from orchestrator.core.status_types import Usage
 
-FULL = RankSample(3, 120_000, 2.5, 0.4, 1.25, 5e-5, Usage(1.5, 64 << 30, 0.97, 70 << 30))
-BARE = RankSample(4)
+FULL = RankMeasurement(3, 120_000, 2.5, 0.4, 1.25, 5e-5, Usage(1.5, 64 << 30, 0.97, 70 << 30))
+BARE = RankMeasurement(4)
 
 
-def _sample(wall_s: float, *ranks: RankSample) -> Sample:
-    return Sample(wall_s, 2, ranks)
+def _sample(wall_s: float, *ranks: RankMeasurement) -> Measurement:
+    return Measurement(wall_s, 2, ranks)
 
 
 def test_what_is_written_comes_back(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_line_is_time_attempt_and_a_row_of_each_rank_without_its_last_unknown_
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "series.jsonl"
-    SeriesWriter(path).add(_sample(1e9, FULL, BARE, RankSample(5, 7, usage=Usage(1.0))))
+    SeriesWriter(path).add(_sample(1e9, FULL, BARE, RankMeasurement(5, 7, usage=Usage(1.0))))
     rows = (
         "[[3,120000,2.5,0.4,1.25,5e-05,1.5,68719476736,0.97,75161927680],[4],[5,7,null,null,null,null,1.0]]"
     )
@@ -53,7 +53,7 @@ def test_a_reader_may_leave_out_what_is_close_together(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_a_number_comes_back_as_such(tmp_path: Path) -> None:
     SeriesWriter(tmp_path / "series.jsonl").add(
-        _sample(1e9, RankSample(0, loss=math.nan, learning_rate=math.inf))
+        _sample(1e9, RankMeasurement(0, loss=math.nan, learning_rate=math.inf))
     )
     (rank,) = next(series.read(tmp_path / "series.jsonl")).ranks
     assert rank.loss is not None
@@ -104,7 +104,7 @@ def test_three_days_stay_below_25_mb_and_a_month_below_80(ranks: int) -> None:
 
 def test_64_ranks_take_6_kb_a_sample_at_most(tmp_path: Path) -> None:
     path = tmp_path / "series.jsonl"
-    wide = RankSample(
+    wide = RankMeasurement(
         63, 12_345_678, 2.51234, 0.398765,
         2.345678, 4.98765e-5, Usage(13.57, 64_123_456_789, 0.97, 79_123_456_789),
     )  # fmt: skip

@@ -20,16 +20,16 @@ def job(tmp_path: Path) -> JobDir:
     job = JobDir(tmp_path / "job")
     for name in ("train.py", "data/x.pt"):
         write(job.code / name, b"data", AT_NS)
-    start_folder.note_brought(job, [Path("train.py"), Path("data/x.pt")])
+    start_folder.record_snapshot_files(job, [Path("train.py"), Path("data/x.pt")])
     return job
 
 
 def _written(job: JobDir) -> list[str]:
-    return [file.name for file in start_folder.written(job)]
+    return [file.name for file in start_folder.find_written_files(job)]
 
 
 def test_what_was_brought_is_not_written(job: JobDir) -> None:
-    assert start_folder.written(job) == []
+    assert start_folder.find_written_files(job) == []
 
 
 def test_a_file_that_is_new_or_has_changed_is_written(job: JobDir) -> None:
@@ -37,7 +37,7 @@ def test_a_file_that_is_new_or_has_changed_is_written(job: JobDir) -> None:
     write(job.code / "a.csv", b"")
     write(job.code / "train.py", b"data", AT_NS + S)
     write(job.code / "data" / "x.pt", b"more data", AT_NS)
-    files = {file.name: file.size_bytes for file in start_folder.written(job)}
+    files = {file.name: file.size_bytes for file in start_folder.find_written_files(job)}
     assert files == {"a.csv": 0, "data/x.pt": 9, "out/b.pt": 4, "train.py": 4} and list(files) == sorted(
         files
     )
@@ -55,9 +55,9 @@ def test_links_pipes_and_compiled_code_are_not_written(job: JobDir, tmp_path: Pa
 @pytest.mark.parametrize("text", [None, "", "{", "[1]", '{"train.py": 5}'])
 def test_without_a_list_of_what_was_brought_nothing_is_told(job: JobDir, text: str | None) -> None:
     write(job.code / "a.csv")
-    job.brought.unlink()
+    job.snapshot_files.unlink()
     if text is not None:
-        job.brought.write_text(text)
+        job.snapshot_files.write_text(text)
     assert _written(job) == []
 
 
@@ -71,5 +71,5 @@ def test_links_out_of_the_job_s_folder_are_told_with_where_they_lead(job: JobDir
     (job.code / "out").symlink_to(job.code / "exp")
     (job.code / "gone").symlink_to(tmp_path / "nothing")
     outputs = {"exp/Outputs": str(tmp_path / "Outputs"), "runs": str(tmp_path / "runs")}
-    assert start_folder.links(job) == {**outputs, "datasets": str(tmp_path / "datasets")}
-    assert start_folder.output_links(job) == outputs
+    assert start_folder.find_links(job) == {**outputs, "datasets": str(tmp_path / "datasets")}
+    assert start_folder.find_output_links(job) == outputs

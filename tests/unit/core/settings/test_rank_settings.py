@@ -12,15 +12,15 @@ from orchestrator.core.host_facts import HardwareFacts
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import PlannedSlurm, PlannedSsh
 from orchestrator.core.observations import Address
-from orchestrator.core.planned import PlannedNode, PlannedPool
+from orchestrator.core.plan_types import PlannedNode, PlannedPool
 from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.settings.rank_settings import (
-    Layers,
+    EnvLayers,
     SetBy,
     Setting,
+    added_variables,
+    decide_settings,
     is_watched,
-    settings,
-    to_set,
 )
 from tests.support import jobs
 
@@ -31,7 +31,7 @@ DGX = HardwareFacts(
     interfaces=(Address("10.0.0.1", "eth0"),),
 )  # fmt: skip
 EVIDENCE = Path("/job/evidence")
-NOTHING = Layers({}, {}, {})
+NOTHING = EnvLayers({}, {}, {})
 
 
 def node(backend: str = "local", ranks: int = 1, gpus: int = 0, slots: int = 0, **fields: Any) -> NodePlan:
@@ -64,17 +64,17 @@ def with_plan(at: NodePlan, **fields: Any) -> NodePlan:
 
 
 def _by_name(
-    facts: HardwareFacts | None, at: NodePlan, given: Layers = NOTHING, interface: str | None = "eth0"
+    facts: HardwareFacts | None, at: NodePlan, given: EnvLayers = NOTHING, interface: str | None = "eth0"
 ) -> dict[str, Setting]:
-    decided = settings(facts, at, given, interface, EVIDENCE)
+    decided = decide_settings(facts, at, given, interface, EVIDENCE)
     names = [one.name for one in decided]
     assert len(names) == len(set(names)), "each variable is decided once"
     assert all(one.reason for one in decided), "and has its reason"
     return {one.name: one for one in decided}
 
 
-def _given(**values: str) -> Layers:
-    return Layers({}, values, values)
+def _given(**values: str) -> EnvLayers:
+    return EnvLayers({}, values, values)
 
 
 def test_a_laptop_gets_its_loopback_and_no_word_about_gpus() -> None:
@@ -135,7 +135,7 @@ def test_what_is_set_already_stands_and_is_named_with_who_set_it() -> None:
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "9",
         "HF_TOKEN": "x",
     }
-    given = Layers(host, added, {**host, **added, "GLOO_SOCKET_IFNAME": "ib0"})
+    given = EnvLayers(host, added, {**host, **added, "GLOO_SOCKET_IFNAME": "ib0"})
     origins = {"NCCL_DEBUG": "job.yaml:12: env.NCCL_DEBUG", "NCCL_IB_HCA": "job.yaml:3: nccl.ib_hca"}
     decided = _by_name(DGX, with_plan(EIGHT, origins=origins), given)
     assert {name: (decided[name].value, decided[name].set_by, decided[name].reason) for name in (
@@ -149,7 +149,7 @@ def test_what_is_set_already_stands_and_is_named_with_who_set_it() -> None:
         "GLOO_SOCKET_IFNAME": ("ib0", SetBy.SETUP, "the setup lines of the job file set it"),
     }  # fmt: skip
     assert not {"PATH", "HF_TOKEN"} & decided.keys(), "the others are not the business of NCCL and torch"
-    added_by_orch = to_set(tuple(decided.values()), 3)
+    added_by_orch = added_variables(tuple(decided.values()), 3)
     assert not added_by_orch.keys() & given.given.keys()
 
 
@@ -182,20 +182,20 @@ def test_what_only_an_attempt_knows_is_named_so_and_not_set() -> None:
     decided = _by_name(None, node("slurm", 8, 8), interface=None)
     later = [name for name, one in decided.items() if one.set_by is SetBy.LATER]
     assert later == ["OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
-    assert not to_set(tuple(decided.values()), 0).keys() & set(later)
+    assert not added_variables(tuple(decided.values()), 0).keys() & set(later)
 
 
 def test_each_rank_has_a_file_of_its_own_for_the_words_of_nccl() -> None:
-    decided = settings(LAPTOP, FOUR_CPU, NOTHING, "lo", EVIDENCE)
-    files = [to_set(decided, rank)["NCCL_DEBUG_FILE"] for rank in (0, 12)]
+    decided = decide_settings(LAPTOP, FOUR_CPU, NOTHING, "lo", EVIDENCE)
+    files = [added_variables(decided, rank)["NCCL_DEBUG_FILE"] for rank in (0, 12)]
     assert files == ["/job/evidence/rank-00000-nccl.log", "/job/evidence/rank-00012-nccl.log"]
 
 
 @pytest.mark.parametrize("mine", ["WANDB_RUN_ID", "WANDB_RESUME"])
 def test_a_tracker_knows_a_rank_again_unless_the_user_has_said_how(mine: str) -> None:
-    ours = to_set(settings(LAPTOP, FOUR_CPU, NOTHING, "lo", EVIDENCE), 3)
+    ours = added_variables(decide_settings(LAPTOP, FOUR_CPU, NOTHING, "lo", EVIDENCE), 3)
     assert (ours["WANDB_RUN_ID"], ours["WANDB_RESUME"]) == ("gpt-1-00003", "allow")
-    theirs = to_set(settings(LAPTOP, FOUR_CPU, _given(**{mine: "x"}), "lo", EVIDENCE), 3)
+    theirs = added_variables(decide_settings(LAPTOP, FOUR_CPU, _given(**{mine: "x"}), "lo", EVIDENCE), 3)
     assert not {"WANDB_RUN_ID", "WANDB_RESUME"} & theirs.keys() and theirs["MLFLOW_RUN_NAME"] == "gpt-1"
 
 
@@ -206,7 +206,7 @@ def test_a_setting_is_one_line_of_a_log_whatever_its_value() -> None:
 
 def test_equal_nodes_get_equal_settings() -> None:
     other = dataclasses.replace(EIGHT, node="node-1")
-    decided = [settings(DGX, at, NOTHING, "eth0", EVIDENCE) for at in (EIGHT, other)]
+    decided = [decide_settings(DGX, at, NOTHING, "eth0", EVIDENCE) for at in (EIGHT, other)]
     assert decided[0] == decided[1]
 
 

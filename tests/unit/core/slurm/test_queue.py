@@ -63,7 +63,7 @@ def _queue(slurm: FakeSlurm, clock: Time, **environ: str) -> SlurmQueue:
 
 
 def test_squeue_tells_state_reason_expected_start_and_nodes() -> None:
-    found = command_output.squeue("\n".join((PENDING, HELD, RUNNING, "")))
+    found = command_output.parse_squeue("\n".join((PENDING, HELD, RUNNING, "")))
     assert found["2"] == QueueJob("2", "PENDING", "Priority", "2026-11-21T06:26:01Z", count=2)
     assert found["1"] == QueueJob("1", "RUNNING", nodes="node[1-2]", count=2)
     assert (found["3"].expected_start, found["3"].is_held) == (None, True)
@@ -71,7 +71,10 @@ def test_squeue_tells_state_reason_expected_start_and_nodes() -> None:
 
 def test_a_reason_may_hold_anything() -> None:
     said = "5|PENDING|N/A|2||ReqNodeNotAvail, UnavailableNodes:node[1-2] | call 555"
-    assert command_output.squeue(said)["5"].reason == "ReqNodeNotAvail, UnavailableNodes:node[1-2] | call 555"
+    assert (
+        command_output.parse_squeue(said)["5"].reason
+        == "ReqNodeNotAvail, UnavailableNodes:node[1-2] | call 555"
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,26 +89,26 @@ def test_a_reason_may_hold_anything() -> None:
     ],
 )
 def test_the_folder_stands_behind_the_reason(rest: str, reason: str, folder: str) -> None:
-    found = command_output.squeue(f"5|PENDING|N/A|2||{rest}")["5"]
+    found = command_output.parse_squeue(f"5|PENDING|N/A|2||{rest}")["5"]
     assert (found.reason, found.folder) == (reason, folder)
 
 
 def test_scontrol_tells_the_folder_too() -> None:
     shown = "JobId=7 JobState=RUNNING Command=/a b/slurm.sh WorkDir=/a b/gpt-1 StdErr=/a b/gpt-1/logs/slurm.log Power="
     for text in (shown, shown.partition(" StdErr")[0], shown.replace(" StdErr", "\n   StdErr")):
-        found = command_output.scontrol_job(text)
+        found = command_output.parse_scontrol_job(text)
         assert found is not None and found.folder == "/a b/gpt-1"
 
 
 @pytest.mark.parametrize("text", ["", "\n", "squeue: warning: odd\n", "|||||", "7|PENDING", "\x00|\xff"])
 def test_what_is_no_job_is_no_job(text: str) -> None:
-    assert all(not job_id for job_id in command_output.squeue(text))
-    assert command_output.sacct(text, str) == {}
-    assert command_output.scontrol_job(text) is None
+    assert all(not job_id for job_id in command_output.parse_squeue(text))
+    assert command_output.parse_sacct(text, str) == {}
+    assert command_output.parse_scontrol_job(text) is None
 
 
 def test_accounts_tell_the_last_of_a_requeued_job_and_nothing_of_one_that_is_not_over() -> None:
-    found = command_output.sacct(SACCT, lambda uid: f"user{uid}")
+    found = command_output.parse_sacct(SACCT, lambda uid: f"user{uid}")
     assert found == {
         "1": QueueJob("1", "TIMEOUT", nodes="node[1-2]", exit="0:15"),
         "3": QueueJob("3", "CANCELLED", by="user0", exit="0:0"),
@@ -113,7 +116,7 @@ def test_accounts_tell_the_last_of_a_requeued_job_and_nothing_of_one_that_is_not
 
 
 def test_scontrol_tells_exit_restarts_and_the_node_of_the_batch_script() -> None:
-    found = command_output.scontrol_job(SHOWN)
+    found = command_output.parse_scontrol_job(SHOWN)
     assert found == QueueJob(
         "2", "FAILED", "NonZeroExitCode", nodes="node[1-2]", exit="7:0", restarts=3, batch_host="node1"
     )
@@ -121,7 +124,7 @@ def test_scontrol_tells_exit_restarts_and_the_node_of_the_batch_script() -> None
 
 @pytest.mark.parametrize("state", [*STATES, "FORGOTTEN", "UNKNOWN", "TELEPORTING"])
 def test_something_is_said_of_every_state(state: str) -> None:
-    assert "7" in command_output.say(QueueJob("7", state), "t-1").what
+    assert "7" in command_output.describe_job(QueueJob("7", state), "t-1").what
 
 
 def test_no_job_is_over_for_a_word_that_is_new_to_us() -> None:
@@ -131,12 +134,14 @@ def test_no_job_is_over_for_a_word_that_is_new_to_us() -> None:
 
 def test_a_held_job_is_told_with_what_lets_it_go() -> None:
     for job in (QueueJob("7", "PENDING", "JobHeldUser"), QueueJob("7", "REQUEUE_HOLD")):
-        assert command_output.say(job, "t-1").fix == "scontrol release 7"
-    assert command_output.say(QueueJob("7", "PENDING"), "t-1") == Fault("", "Slurm job 7 waits in the queue")
+        assert command_output.describe_job(job, "t-1").fix == "scontrol release 7"
+    assert command_output.describe_job(QueueJob("7", "PENDING"), "t-1") == Fault(
+        "", "Slurm job 7 waits in the queue"
+    )
 
 
 def test_a_suspended_job_is_told_with_what_lets_it_go_on() -> None:
-    said = command_output.say(QueueJob("7", "SUSPENDED", nodes="node1"), "t-1")
+    said = command_output.describe_job(QueueJob("7", "SUSPENDED", nodes="node1"), "t-1")
     assert said == Fault("", "Slurm has suspended its job 7 on node1", "scontrol resume 7")
 
 
@@ -153,7 +158,7 @@ def test_a_suspended_job_is_told_with_what_lets_it_go_on() -> None:
     ],
 )  # fmt: skip
 def test_a_job_that_can_never_start_as_it_is_is_told_with_what_to_change(reason: str, change: str) -> None:
-    said = command_output.say(QueueJob("7", "PENDING", reason), "t-1")
+    said = command_output.describe_job(QueueJob("7", "PENDING", reason), "t-1")
     fix = f"orch cancel t-1, then orch resume t-1 --set {change}"
     assert said.what == f"Slurm job 7 cannot start as it is: {reason}"
     assert said.fix.startswith(fix)
@@ -163,31 +168,31 @@ def test_a_job_that_can_never_start_as_it_is_is_told_with_what_to_change(reason:
     "reason", ["QOSMaxJobsPerUserLimit", "AssocGrpGRES", "ReqNodeNotAvail, Unavail", "New99"]
 )
 def test_a_job_whose_turn_may_come_waits(reason: str) -> None:
-    said = command_output.say(QueueJob("7", "PENDING", reason), "t-1")
+    said = command_output.describe_job(QueueJob("7", "PENDING", reason), "t-1")
     assert said == Fault("", f"Slurm job 7 waits in the queue: {reason}")
 
 
 def test_a_job_that_an_administrator_holds_is_not_the_users_to_release() -> None:
-    said = command_output.say(QueueJob("7", "PENDING", "JobHeldAdmin"), "t-1")
+    said = command_output.describe_job(QueueJob("7", "PENDING", "JobHeldAdmin"), "t-1")
     assert "by an administrator" in said.what and "scontrol release" not in said.fix
 
 
 def test_a_job_whose_folder_no_node_sees_is_told_what_to_do() -> None:
     for code, how in (("0:53", "open the log in"), ("66:0", "read")):
-        said = command_output.ended(QueueJob("7", "FAILED", exit=code))
+        said = command_output.describe_end(QueueJob("7", "FAILED", exit=code))
         assert said.what.endswith(f"could not {how} the job's folder") and "ORCH_HOME" in said.fix
     assert said.fix.startswith("submit it again with ORCH_HOME")
 
 
 def test_a_batch_script_that_could_not_be_executed_is_told_in_words() -> None:
-    said = command_output.ended(QueueJob("7", "FAILED", exit="11:0", batch_host="node1")).what
+    said = command_output.describe_end(QueueJob("7", "FAILED", exit="11:0", batch_host="node1")).what
     assert said.startswith(
         "Slurm job 7 has ended with exit code 11: no program could be started on its first node (node1): "
     )
     assert said.endswith("Resource temporarily unavailable, see ulimit -u there")
     for code, how in (("1:0", "exit code 1"), ("0:11", "signal 11")):
         for host, where in (("", ""), ("node1", " on node1")):
-            ended = command_output.ended(QueueJob("7", "FAILED", exit=code, batch_host=host)).what
+            ended = command_output.describe_end(QueueJob("7", "FAILED", exit=code, batch_host=host)).what
             assert ended == f"Slurm job 7 has ended with {how}{where}: FAILED"
 
 
@@ -215,7 +220,7 @@ def test_an_answer_serves_for_two_seconds_and_the_next_question_is_for_all_jobs_
     clock.now_s += 0.1
     there.query(["2"])
     assert there.query(["4"])["4"].state == "RUNNING"
-    there.expect_news()
+    there.invalidate()
     there.query(["4"])
     assert [call.rpartition(" ")[2] for call in slurm.calls("squeue")] == ["1,2,4", "2,4", "4,2"]
 
@@ -231,12 +236,12 @@ def test_a_job_that_squeue_does_not_list_is_lost_only_when_scontrol_says_so_too(
     there = _queue(slurm, clock)
     missed = there.query(["3", "2"])["3"]
     assert (missed.stage, missed.unanswered) == (Stage.NOT_FOUND, "")
-    found = there.confirmed(missed)
+    found = there.confirm(missed)
     assert (found.state, found.by) == (("CANCELLED", "root") if accounts else ("FORGOTTEN", ""))
     slurm.says("scontrol.job", SHOWN.replace("=2 ", "=3 ").replace("=FAILED", "=PENDING"))
-    assert there.confirmed(missed).stage is Stage.WAITING
+    assert there.confirm(missed).stage is Stage.WAITING
     slurm.down()
-    assert "Unable to contact slurm controller" in there.confirmed(missed).unanswered
+    assert "Unable to contact slurm controller" in there.confirm(missed).unanswered
 
 
 @pytest.mark.slow
@@ -264,7 +269,7 @@ def test_a_machine_without_slurm_says_so(tmp_path: Path, clock: Time) -> None:
 @pytest.mark.slow
 def test_a_command_that_hangs_is_given_up(slurm: FakeSlurm) -> None:
     (slurm.folder / "squeue").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
-    said = command.command(["squeue"], {"PATH": slurm.path}, 0.2)
+    said = command.run_command(["squeue"], {"PATH": slurm.path}, 0.2)
     assert said.silent == "squeue gave no answer within 0.2 s"
 
 
@@ -290,7 +295,7 @@ def test_the_end_of_a_job_is_told_with_its_exit_and_who_ended_it(tmp_path: Path,
     slurm = FakeSlurm(tmp_path / "slurm", accounts=True)
     slurm.says("sacct.out", SACCT)
     there = _queue(slurm, clock)
-    assert there.confirmed(QueueJob("3", "CANCELLED")) == QueueJob("3", "CANCELLED", by="root", exit="0:0")
+    assert there.confirm(QueueJob("3", "CANCELLED")) == QueueJob("3", "CANCELLED", by="root", exit="0:0")
     slurm.says("scontrol.job", SHOWN)
-    found = there.confirmed(QueueJob("2", "FAILED"))
+    found = there.confirm(QueueJob("2", "FAILED"))
     assert (found.state, found.exit, found.restarts) == ("FAILED", "7:0", 3)

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.jobdir.plan import PlannedSlurm
-from orchestrator.core.planned import QueueTerms
+from orchestrator.core.plan_types import QueueTerms
 from orchestrator.core.slurm import sbatch_options
 from orchestrator.submission import planner
 from tests.support import jobs
@@ -88,14 +88,14 @@ def test_what_a_user_sets_for_all_jobs_counts_where_the_spec_says_nothing() -> N
         "SBATCH_WAIT": "1",
         "SBATCH_NO_REQUEUE": "1",
     }
-    assert sbatch_options.defaults({**environ, "SBATCH_QOS": "", "SBATCH_WCKEY": "a\nb"}) == (
+    assert sbatch_options.submitter_defaults({**environ, "SBATCH_QOS": "", "SBATCH_WCKEY": "a\nb"}) == (
         ("account", "lab"),
         ("partition", "gpu"),
     )
     plan = jobs.plan(backend="slurm", slurm={"partition": "cpu"})
     assert plan.pool is not None
     spec = jobs.spec_file(backend="slurm", slurm={"partition": "cpu"}).spec
-    options = planner.options(spec, plan.pool, sbatch_options.defaults(environ))
+    options = planner.sbatch_args(spec, plan.pool, sbatch_options.submitter_defaults(environ))
     assert "--account=lab" in options and "--partition=cpu" in options and "--partition=gpu" not in options
 
 
@@ -112,7 +112,9 @@ def test_what_a_user_sets_for_all_jobs_counts_where_the_spec_says_nothing() -> N
     ],
 )  # fmt: skip
 def test_an_extra_option_that_is_orchs_own_is_refused_with_the_field(option: str, fault: str) -> None:
-    assert fault in sbatch_options.fault_of(option) and bool(fault) == bool(sbatch_options.fault_of(option))
+    assert fault in sbatch_options.find_option_fault(option) and bool(fault) == bool(
+        sbatch_options.find_option_fault(option)
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_an_extra_option_that_is_orchs_own_is_refused_with_the_field(option: str
     [("gpu", 1), ("gpu:4", 4), ("gpu:a100:2,shard:3", 2), ("gres/gpu:a:1,gpu:b:2", 3), ("shard:2", 0), ("gpu:2(S:0)", 2)],
 )  # fmt: skip
 def test_the_gpus_of_a_gres_are_counted(gres: str, gpus: int) -> None:
-    assert sbatch_options.gpus_of(gres) == gpus
+    assert sbatch_options.count_gpus(gres) == gpus
 
 
 # What sbatch makes of a line

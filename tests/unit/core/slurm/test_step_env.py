@@ -11,7 +11,7 @@ GANG = (("n2", (0, 1)), ("n1", (2, 3)), ("n7", (4,)))
 
 @pytest.mark.parametrize(("rank", "local", "node"), [(0, 0, 0), (3, 1, 1), (4, 0, 2)])
 def test_a_rank_is_numbered_as_if_srun_had_started_it(rank: int, local: int, node: int) -> None:
-    env = step_env.of_a_rank(rank, local, GANG)
+    env = step_env.rank_step_env(rank, local, GANG)
     assert (env["SLURM_PROCID"], env["SLURM_LOCALID"], env["SLURM_NODEID"]) == (
         str(rank),
         str(local),
@@ -41,7 +41,7 @@ def test_what_is_true_of_the_agent_alone_goes_no_further() -> None:
         "PATH": "/bin",
         "TMPDIR": "/scratch/8",
     }
-    assert step_env.of_the_job({**agents, **jobs}) == jobs
+    assert step_env.job_env({**agents, **jobs}) == jobs
 
 
 def test_an_srun_for_agents_is_not_told_how_ranks_were_to_be_started() -> None:
@@ -54,19 +54,19 @@ def test_an_srun_for_agents_is_not_told_how_ranks_were_to_be_started() -> None:
         "SLURM_CONF": "/c",
         "HOME": "/h",
     }
-    assert step_env.for_srun({**dict.fromkeys(options, "1"), **kept}) == kept
+    assert step_env.srun_env({**dict.fromkeys(options, "1"), **kept}) == kept
 
 
 def test_the_processors_of_the_task_come_past_srun() -> None:
-    passed = step_env.for_srun({"SLURM_CPUS_PER_TASK": "8", "HOME": "/h"})
+    passed = step_env.srun_env({"SLURM_CPUS_PER_TASK": "8", "HOME": "/h"})
     assert "SLURM_CPUS_PER_TASK" not in passed
-    assert step_env.of_the_job(passed) == {"SLURM_CPUS_PER_TASK": "8", "HOME": "/h"}
-    assert step_env.of_the_job(step_env.for_srun({"HOME": "/h"})) == {"HOME": "/h"}
+    assert step_env.job_env(passed) == {"SLURM_CPUS_PER_TASK": "8", "HOME": "/h"}
+    assert step_env.job_env(step_env.srun_env({"HOME": "/h"})) == {"HOME": "/h"}
 
 
 def test_the_processors_of_the_task_are_divided_among_the_ranks() -> None:
-    own = step_env.of_a_rank(0, 0, [("n1", range(4))])
-    assert step_env.share({"SLURM_CPUS_PER_TASK": "8"}, own) == {"SLURM_CPUS_PER_TASK": "2"}
-    assert step_env.share({"SLURM_CPUS_PER_TASK": "1"}, own) == {"SLURM_CPUS_PER_TASK": "1"}
-    assert step_env.share({}, own) == {}
-    assert step_env.share({"SLURM_CPUS_PER_TASK": "8"}, {}) == {}, "the template is of no rank"
+    own = step_env.rank_step_env(0, 0, [("n1", range(4))])
+    assert step_env.cpu_share_env({"SLURM_CPUS_PER_TASK": "8"}, own) == {"SLURM_CPUS_PER_TASK": "2"}
+    assert step_env.cpu_share_env({"SLURM_CPUS_PER_TASK": "1"}, own) == {"SLURM_CPUS_PER_TASK": "1"}
+    assert step_env.cpu_share_env({}, own) == {}
+    assert step_env.cpu_share_env({"SLURM_CPUS_PER_TASK": "8"}, {}) == {}, "the template is of no rank"

@@ -18,7 +18,7 @@ import pytest
 from orchestrator.core import codec
 from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
 from orchestrator.core.wire import connection, orders, reports
-from orchestrator.core.wire.connection import Line, LineError
+from orchestrator.core.wire.connection import PeerConnection, PeerError
 from orchestrator.core.wire.reports import Envelope
 from orchestrator.submission.credentials import new_certificate
 from orchestrator.supervisor import agent_connections
@@ -35,8 +35,8 @@ from tests.support import jobs
 from tests.support.listening import ANSWER_S_MAX, HELLO, TOKEN, Place, play
 
 
-async def _is_cut_off(one: Line) -> bool:
-    with pytest.raises(LineError):
+async def _is_cut_off(one: PeerConnection) -> bool:
+    with pytest.raises(PeerError):
         await asyncio.wait_for(one.receive(), ANSWER_S_MAX)
     return True
 
@@ -51,7 +51,7 @@ def test_a_stranger_is_cut_off_and_leaves_no_word(tmp_path: Path, change: dict[s
         stranger = await place.greet(dataclasses.replace(HELLO, **change))  # type: ignore[arg-type]
         assert await _is_cut_off(stranger)
         assert place.links.inbox.empty()
-        assert not place.links.connected("node-0")
+        assert not place.links.is_connected("node-0")
 
     play(tmp_path, act)
 
@@ -174,7 +174,7 @@ def test_the_end_of_an_agent_that_takes_its_leave_is_told_as_such(tmp_path: Path
         agent = await place.agent()
         agent.send(reports.Goodbye())
         assert await place.hear() == AgentDropped("node-0", left=True)
-        assert not place.links.connected("node-0")
+        assert not place.links.is_connected("node-0")
 
     play(tmp_path, act)
 
@@ -309,7 +309,7 @@ def test_nobody_at_home_is_an_oserror() -> None:
 def test_the_supervisor_s_end_cuts_off_whoever_is_there_without_a_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    strangers: list[Line] = []
+    strangers: list[PeerConnection] = []
     gc.collect()  # connections of earlier tests: Python 3.10 logs their end
     caplog.clear()
 
@@ -325,10 +325,10 @@ def test_the_supervisor_s_end_cuts_off_whoever_is_there_without_a_traceback(
     assert not caplog.records
 
 
-async def _greeted(place: Place) -> Line:
+async def _greeted(place: Place) -> PeerConnection:
     """Return the agent's side of a line whose greeting has been heard."""
     one = await place.greet()
-    while not any(isinstance(word, AgentReady) for word in await place.links.hear(ANSWER_S_MAX)):
+    while not any(isinstance(word, AgentReady) for word in await place.links.receive(ANSWER_S_MAX)):
         pass
     return one
 
@@ -336,7 +336,7 @@ async def _greeted(place: Place) -> Line:
 def test_beats_wait_for_one_another_and_for_no_other_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links_module, "BEATS_GATHER_S", ANSWER_S_MAX)
+    monkeypatch.setattr(links_module, "HEARTBEATS_GATHER_S", ANSWER_S_MAX)
 
     async def act(place: Place) -> None:
         one = await _greeted(place)
@@ -344,10 +344,10 @@ def test_beats_wait_for_one_another_and_for_no_other_word(
         for beat in range(3):
             one.send(reports.Heartbeat(0, (), beat))
         one.send(reports.Goodbye())
-        words = await place.links.hear(ANSWER_S_MAX)
+        words = await place.links.receive(ANSWER_S_MAX)
         assert [type(word).__name__ for word in words] == ["Envelope", "Envelope", "Envelope", "AgentDropped"]
         assert time.monotonic() - start_s < ANSWER_S_MAX, "the last word ended the wait"
-        assert await place.links.hear(0.01) == []
+        assert await place.links.receive(0.01) == []
 
     play(tmp_path, act)
 
@@ -356,13 +356,13 @@ def test_beats_wait_for_one_another_and_for_no_other_word(
 def test_beats_alone_wait_no_longer_than_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links_module, "BEATS_GATHER_S", ANSWER_S_MAX)
+    monkeypatch.setattr(links_module, "HEARTBEATS_GATHER_S", ANSWER_S_MAX)
 
     async def act(place: Place) -> None:
         one = await _greeted(place)
         one.send(reports.Heartbeat(0, (), 1))
         start_s = time.monotonic()
-        while not await place.links.hear(0.3):
+        while not await place.links.receive(0.3):
             pass
         assert time.monotonic() - start_s < ANSWER_S_MAX
 

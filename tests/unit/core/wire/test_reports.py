@@ -7,13 +7,13 @@ from typing import Any, get_args
 
 from orchestrator.brain.model import events as e
 from orchestrator.core import codec, observations
-from orchestrator.core.checkpoints.choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
 from orchestrator.core.wire import orders, reports
 from tests.support import jobs
 from tests.support.frames import frame
 
-EVENTS = codec.by_kind(e.Event)
-REPORTS = codec.by_kind(reports.ReliableReport)
+EVENTS = codec.classes_by_kind(e.Event)
+REPORTS = codec.classes_by_kind(reports.ReliableReport)
 
 
 def _fields(cls: type[Any]) -> list[str]:
@@ -31,8 +31,8 @@ def test_messages_cross_the_wire() -> None:
     exited = reports.Exited(
         1, 2, None, 9, 3, observations.Failure("E", "m", "t", frame("w:1 f")), False, True
     )
-    assert codec.loads_kind(codec.by_kind(reports.Report), codec.dumps_kind(exited)) == exited
+    assert codec.loads_kind(codec.classes_by_kind(reports.Report), codec.dumps_kind(exited)) == exited
     prepare = orders.PrepareNode(
         1, Checkpoint("/a", 3, 1), jobs.plan(env={"A": "b"}), ("node-0", "node-1"), {"HOME": "/h"}
     )
-    assert codec.loads_kind(codec.by_kind(orders.Order), codec.dumps_kind(prepare)) == prepare
+    assert codec.loads_kind(codec.classes_by_kind(orders.Order), codec.dumps_kind(prepare)) == prepare

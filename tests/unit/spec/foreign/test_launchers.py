@@ -9,29 +9,29 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from orchestrator.spec.foreign import launchers
-from orchestrator.spec.foreign.launchers import Starter
+from orchestrator.spec.foreign.launchers import ProgramKind
 
 STARTS = {
-    Starter.LAUNCHER: """torchrun t.py | A=1 B=2 torchrun t.py | env A=1 .venv/bin/torchrun t.py | accelerate launch t.py
+    ProgramKind.LAUNCHER: """torchrun t.py | A=1 B=2 torchrun t.py | env A=1 .venv/bin/torchrun t.py | accelerate launch t.py
     python -m torch.distributed.run t.py | python3.11 -u -W ignore -m torch.distributed.launch t.py | deepspeed t.py
     accelerate-launch t.py | fabric run t.py | lightning run model t.py | srun -N 2 python t.py | mpirun -np 2 python t.py
     uv run torchrun t.py | uv run --python /x/python torchrun t.py | uv run --interp /x/python3.11 torchrun t.py | uv run --with accelerate -q accelerate launch t.py | conda run -n torchrun python -m deepspeed t.py
     poetry run python -m accelerate.commands.launch t.py | time numactl --cpunodebind=0 torchrun t.py
     apptainer exec img.sif torchrun t.py""",
-    Starter.SHELL: "bash tools/dist_train.sh cfg.py 8 | A=1 bash x.sh | ./x.sh | x.sh 1 | sh -c x | uv run bash x.sh",
-    Starter.PYTHON: "python t.py | A=1 python -u t.py | python -m pkg.t | python -m torch.utils.x t.py | .venv/bin/python t.py",
-    Starter.RUNNER: """uv run t.py | uv run --python /x/python python t.py | uv run --with deepspeed t.py | uv run --with torch python t.py --launcher torchrun
+    ProgramKind.SHELL: "bash tools/dist_train.sh cfg.py 8 | A=1 bash x.sh | ./x.sh | x.sh 1 | sh -c x | uv run bash x.sh",
+    ProgramKind.PYTHON: "python t.py | A=1 python -u t.py | python -m pkg.t | python -m torch.utils.x t.py | .venv/bin/python t.py",
+    ProgramKind.RUNNER: """uv run t.py | uv run --python /x/python python t.py | uv run --with deepspeed t.py | uv run --with torch python t.py --launcher torchrun
     conda run -n torchrun python t.py | nohup python t.py""",
-    Starter.SBATCH: "sbatch run.sh | ./run.sbatch 1",
-    Starter.REMOTE: "ssh host torchrun t.py | pdsh -w a,b torchrun t.py",
-    Starter.OTHER: "t.py torchrun | uv pip install deepspeed | accelerate config | env | ./prog bash x.sh | ls",
+    ProgramKind.SBATCH: "sbatch run.sh | ./run.sbatch 1",
+    ProgramKind.REMOTE: "ssh host torchrun t.py | pdsh -w a,b torchrun t.py",
+    ProgramKind.OTHER: "t.py torchrun | uv pip install deepspeed | accelerate config | env | ./prog bash x.sh | ls",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("starter", list(STARTS))
-def test_what_a_line_starts_is_known_by_its_first_words(starter: Starter) -> None:
+def test_what_a_line_starts_is_known_by_its_first_words(starter: ProgramKind) -> None:
     for line in STARTS[starter].replace("\n", "|").split("|"):
-        assert launchers.start_of(line.split()).starter is starter, line
+        assert launchers.find_start(line.split()).starter is starter, line
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_what_a_line_starts_is_known_by_its_first_words(starter: Starter) -> Non
     ],
 )
 def test_the_launcher_of_one_plain_line_is_found(text: str, words: list[str]) -> None:
-    assert launchers.launched_by(text) == words
+    assert launchers.find_launch_command(text) == words
 
 
 def test_commands_are_split_as_far_as_a_line_goes() -> None:
     assert launchers.is_launch("# it's\nif true; then torchrun a.py; fi")
     assert not launchers.is_launch("cat <<EOF\ntorchrun a.py\nEOF")
-    assert launchers.commands_of("! a >x b; { c; }") == [["a", "b"], ["c"], ["}"]]
+    assert launchers.split_commands("! a >x b; { c; }") == [["a", "b"], ["c"], ["}"]]
 
 
 COUNTS: list[tuple[str, tuple[str | None, str | None, str | None, bool]]] = [
@@ -74,8 +74,8 @@ COUNTS: list[tuple[str, tuple[str | None, str | None, str | None, bool]]] = [
 
 @pytest.mark.parametrize(("line", "found"), COUNTS)
 def test_counts_stand_between_the_launcher_and_the_script(line: str, found: object) -> None:
-    counts = launchers.counts(launchers.launched_by(line))
-    values = [one.value if one else None for one in (counts.nodes, counts.each, counts.every)]
+    counts = launchers.read_counts(launchers.find_launch_command(line))
+    values = [one.value if one else None for one in (counts.nodes, counts.per_node, counts.total)]
     assert (*values, counts.is_cpu) == found
 
 
@@ -90,17 +90,17 @@ def test_counts_stand_between_the_launcher_and_the_script(line: str, found: obje
     ],
 )
 def test_a_launcher_without_a_count_has_its_own_default(line: str, default: str | None) -> None:
-    found = launchers.counts(line.split()).default
+    found = launchers.read_counts(line.split()).default
     assert (found.value if found else None) == default
 
 
 @given(some.lists(some.text(some.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1))
 def test_words_reach_the_shell_as_they_are(words: list[str]) -> None:
-    assert shlex.split(launchers.joined(["A_1=x y", *words])) == ["A_1=x y", *words]
+    assert shlex.split(launchers.join_command(["A_1=x y", *words])) == ["A_1=x y", *words]
 
 
 @given(some.text("torchrun pyth-m'\"$\\\n;|&<>()#{}=1 "))
 def test_no_text_breaks_the_search(text: str) -> None:
-    launchers.counts(launchers.launched_by(text))
-    for words in launchers.commands_of(text):
-        launchers.start_of(words)
+    launchers.read_counts(launchers.find_launch_command(text))
+    for words in launchers.split_commands(text):
+        launchers.find_start(words)

@@ -15,17 +15,17 @@ from hypothesis import strategies as some
 
 from orchestrator.core.option_table import Option
 from orchestrator.core.slurm.sbatch_options import SRUN
-from orchestrator.spec.foreign.sbatch_header import duration, header, split
+from orchestrator.spec.foreign.sbatch_header import duration, parse_header, split_script
 
 
 def fields(*lines: str) -> dict[str, object]:
-    options, _ = split("#!/bin/bash\n" + "".join(f"#SBATCH {line}\n" for line in lines))
-    return {one.field: one.value for one in header(options).settings if one.field}
+    options, _ = split_script("#!/bin/bash\n" + "".join(f"#SBATCH {line}\n" for line in lines))
+    return {one.field: one.value for one in parse_header(options).settings if one.field}
 
 
 def test_only_the_header_counts_and_the_body_stays_as_it_is() -> None:
     body = "cat > run.py <<'EOF'\nprint('hi')\nEOF\n#SBATCH --time=9:00:00\nsrun torchrun t.py\n"
-    options, rest = split(
+    options, rest = split_script(
         f"#!/bin/bash\n#SBATCH -N2 --time=15 # a 'quarter\n\n # no\n #SBATCH -N 9\n##SBATCH -N 8\n#SBATCH --job-name='a b'\n{body}"
     )
     assert [(one.name, one.value) for one in options] == [("nodes", "2"), ("time", "15"), ("job-name", "a b")]
@@ -131,7 +131,7 @@ def test_options_of_srun_end_before_its_program() -> None:
 @given(some.text("#SBATCH-Nn=-: \n'\"\\1gpu"))
 def test_no_script_breaks_the_reader(text: str) -> None:
     try:
-        header(split(text)[0])
+        parse_header(split_script(text)[0])
     except ValueError as err:
         assert str(err)
 
@@ -173,7 +173,7 @@ def test_sbatch_itself_reads_the_same(lines: str, tmp_path: Path) -> None:
         re.findall(r"^sbatch: ([a-z-]+?)\s+: (.*)$", output.partition("end of defined")[0], re.MULTILINE)
     )
     assert theirs.pop("verbose") == "1" and theirs.pop("test-only") == "set"
-    ours = {one.name: one.value for one in split((tmp_path / "run.sh").read_text())[0]}
+    ours = {one.name: one.value for one in split_script((tmp_path / "run.sh").read_text())[0]}
     assert set(ours) == set(theirs)
     alike = ("nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task", "job-name", "partition", "constraint",
              "chdir", "comment", "account", "qos", "signal", "nodelist", "exclude", "licenses", "mail-user")  # fmt: skip

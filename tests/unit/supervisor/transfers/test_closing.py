@@ -10,62 +10,72 @@ import pytest
 from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.node_facts import AgentLoss, NodeFacts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
-from orchestrator.core.checkpoints.choice import Checkpoint
-from orchestrator.core.checkpoints.save import (
-    Closing,
+from orchestrator.core.checkpoints.checkpoint import (
+    CheckpointFile,
+    CheckpointRecord,
+    CheckpointState,
+    CompletionReason,
     Content,
     Format,
     GroupReading,
-    Need,
-    Part,
-    Piece,
-    Save,
-    SaveState,
+    HostPart,
+    RequiredFile,
 )
+from orchestrator.core.checkpoints.resume_choice import Checkpoint
 from orchestrator.core.wire import reports
-from orchestrator.supervisor.executor import save_gang
-from orchestrator.supervisor.transfers import closing
-from orchestrator.supervisor.transfers.closing import SCANS_KEPT, Beats, Found, Gang, Watch
+from orchestrator.supervisor.executor import checkpoint_gang
+from orchestrator.supervisor.transfers import completion
+from orchestrator.supervisor.transfers.completion import (
+    SCANS_KEPT,
+    Assessment,
+    CheckpointGang,
+    ContinuationTracker,
+    HeartbeatHistory,
+)
 from tests.support import jobs
 
 SHOWN = GroupReading(Format.TORCH, Content.STATE, True, is_proved=True)
 """The reading of files whose format shows that each is whole, and not whether there are to be more."""
 
-DONE = dataclasses.replace(SHOWN, is_said_done=True)
+DONE = dataclasses.replace(SHOWN, is_marked_complete=True)
 NODES = ("n0", "n1")
-WHOLE, OPEN, TORN = SaveState.WHOLE, SaveState.OPEN, SaveState.TORN
+WHOLE, OPEN, TORN = CheckpointState.WHOLE, CheckpointState.OPEN, CheckpointState.TORN
 
 
 def part(
-    host: str, *names: str, state: GroupReading = SHOWN, by: Closing = Closing.STEPS, **more: int
-) -> Part:
+    host: str,
+    *names: str,
+    state: GroupReading = SHOWN,
+    by: CompletionReason = CompletionReason.STEPS,
+    **more: int,
+) -> HostPart:
     """Return what a host reports of a save; `steps` and `size` may be given."""
-    pieces = tuple(Piece(name, more.get("size", 100), 1) for name in names)
-    return Part(host, f"/far/{host}", more.get("steps", 10), pieces, state, by)
+    pieces = tuple(CheckpointFile(name, more.get("size", 100), 1) for name in names)
+    return HostPart(host, f"/far/{host}", more.get("steps", 10), pieces, state, by)
 
 
-def save(*parts: Part, is_slot: bool = False) -> Save:
+def save(*parts: HostPart, is_slot: bool = False) -> CheckpointRecord:
     """Return an open save, with a number in its name or under a name that is written again and again."""
     key = "last" if is_slot else "#10"
-    pieces = tuple(piece for _, piece in closing.pieces_of(parts).values())
-    return Save(
+    pieces = tuple(piece for _, piece in completion.collect_files(parts).values())
+    return CheckpointRecord(
         9, key, "last" if is_slot else "#", "last", 1, 2, 10, Format.UNKNOWN, Content.OTHER, True, OPEN,
-        pieces=pieces, parts=parts,
+        files=pieces, parts=parts,
     )  # fmt: skip
 
 
 def gang(
     *, stopped: tuple[str, ...] = (), lost: tuple[str, ...] = (), nodes: tuple[str, ...] = NODES
-) -> Gang:
-    return Gang(1, 0, 2, nodes, frozenset(stopped), frozenset(lost))
+) -> CheckpointGang:
+    return CheckpointGang(1, 0, 2, nodes, frozenset(stopped), frozenset(lost))
 
 
 ENDED = gang(stopped=NODES)
 
 
-def watch(*gone_on: str) -> Watch:
+def watch(*gone_on: str) -> ContinuationTracker:
     """Return a watch by which these nodes have gone on."""
-    return Watch(gone_on=set(gone_on))
+    return ContinuationTracker(continued=set(gone_on))
 
 
 def beat(looks: int, *steps: int, has_unfinished: bool = False) -> reports.Heartbeat:
@@ -73,13 +83,18 @@ def beat(looks: int, *steps: int, has_unfinished: bool = False) -> reports.Heart
     return reports.Heartbeat(1, ranks, 1, looks, has_unfinished)
 
 
-def judge(*parts: Part, by: Watch | None = None, of: Gang = ENDED, before: Sequence[Save] = ()) -> Found:
-    return closing.judge(save(*parts), by or watch(), of, before)
+def judge(
+    *parts: HostPart,
+    by: ContinuationTracker | None = None,
+    of: CheckpointGang = ENDED,
+    before: Sequence[CheckpointRecord] = (),
+) -> Assessment:
+    return completion.assess(save(*parts), by or watch(), of, before)
 
 
-def torn(why: str) -> Found:
+def torn(why: str) -> Assessment:
     """Return what is found of a torn save where `checkpoint.path` says: it is put out of the way."""
-    return Found(TORN, Closing.NONE, why, is_damaged=True)
+    return Assessment(TORN, CompletionReason.NONE, why, is_damaged=True)
 
 
 # Every rank has gone on
@@ -88,11 +103,13 @@ def torn(why: str) -> Found:
 def test_a_save_is_open_until_the_last_node_has_gone_on_and_then_whole() -> None:
     running = gang()
     assert judge(part("n0", "a.pt"), by=watch("n0"), of=running).state is OPEN
-    assert judge(part("n0", "a.pt"), by=watch("n0", "n1"), of=running) == Found(WHOLE, Closing.STEPS, "")
+    assert judge(part("n0", "a.pt"), by=watch("n0", "n1"), of=running) == Assessment(
+        WHOLE, CompletionReason.STEPS, ""
+    )
 
 
-@pytest.mark.parametrize("by", [Closing.STEPS, Closing.END, Closing.SILENCE])
-def test_it_says_how_its_host_knew_that_its_writing_was_over(by: Closing) -> None:
+@pytest.mark.parametrize("by", [CompletionReason.STEPS, CompletionReason.END, CompletionReason.NO_WRITES])
+def test_it_says_how_its_host_knew_that_its_writing_was_over(by: CompletionReason) -> None:
     found = judge(part("n0", "a.pt", by=by), by=watch("n0", "n1"))
     assert (found.state, found.closed_by) == (WHOLE, by)
 
@@ -100,87 +117,91 @@ def test_it_says_how_its_host_knew_that_its_writing_was_over(by: Closing) -> Non
 def test_nodes_that_had_gone_on_from_a_writing_need_not_again_when_another_host_reports_its_part_of_it() -> (
     None
 ):
-    seen = Watch()
-    seen.changed(save(part("n0", "last/0.pt"), is_slot=True), {})
-    seen.beat("n2", beat(1, 11)), seen.beat("n2", beat(3, 12))
-    seen.changed(save(part("n0", "last/0.pt"), part("n1", "last/1.pt", by=Closing.NONE), is_slot=True), {})
-    assert seen.gone_on == {"n0", "n2"}
-    seen.changed(save(part("n0", "last/0.pt"), part("n1", "last/1.pt", steps=20), is_slot=True), {})
-    assert seen.gone_on == {"n1"}, "of the next writing nothing is known of them"
+    seen = ContinuationTracker()
+    seen.note_change(save(part("n0", "last/0.pt"), is_slot=True), {})
+    seen.add_heartbeat("n2", beat(1, 11)), seen.add_heartbeat("n2", beat(3, 12))
+    seen.note_change(
+        save(part("n0", "last/0.pt"), part("n1", "last/1.pt", by=CompletionReason.NONE), is_slot=True), {}
+    )
+    assert seen.continued == {"n0", "n2"}
+    seen.note_change(save(part("n0", "last/0.pt"), part("n1", "last/1.pt", steps=20), is_slot=True), {})
+    assert seen.continued == {"n1"}, "of the next writing nothing is known of them"
 
 
 def test_after_a_change_only_hosts_that_say_so_of_their_own_part_have_gone_on() -> None:
     seen = watch("n0", "n1")
-    seen.changed(save(part("n1", "a.pt")), {})
-    assert seen.gone_on == {"n1"}
-    seen.changed(save(part("n1", "a.pt"), part("n0", "b.pt")), {})
-    assert seen.gone_on == {"n0", "n1"}
-    seen.changed(save(part("n1", "a.pt"), part("n0", "b.pt", by=Closing.NONE)), {})
-    assert seen.gone_on == {"n1"}
+    seen.note_change(save(part("n1", "a.pt")), {})
+    assert seen.continued == {"n1"}
+    seen.note_change(save(part("n1", "a.pt"), part("n0", "b.pt")), {})
+    assert seen.continued == {"n0", "n1"}
+    seen.note_change(save(part("n1", "a.pt"), part("n0", "b.pt", by=CompletionReason.NONE)), {})
+    assert seen.continued == {"n1"}
 
 
 @pytest.mark.parametrize(("steps", "gone_on"), [(10, {"n0", "n1"}), (20, {"n1"}), (0, {"n1"})])
 def test_a_part_of_an_earlier_writing_of_a_name_does_not_tell_that_its_host_has_gone_on(
     steps: int, gone_on: set[str]
 ) -> None:
-    seen = Watch()
-    seen.changed(
+    seen = ContinuationTracker()
+    seen.note_change(
         save(
             part("n0", "last/0.pt", steps=min(steps, 10)), part("n1", "last/1.pt", steps=steps), is_slot=True
         ),
         {},
     )
-    assert seen.gone_on == gone_on
+    assert seen.continued == gone_on
 
 
 def test_a_node_goes_on_when_all_its_ranks_have_made_a_step_between_two_of_its_beats() -> None:
-    seen = Watch()
-    assert not seen.beat("n1", beat(5, 10, 10)), (
+    seen = ContinuationTracker()
+    assert not seen.add_heartbeat("n1", beat(5, 10, 10)), (
         "what was made before the first beat may have been before the change"
     )
-    assert not seen.beat("n1", beat(7, 11, 10))
-    assert seen.beat("n1", beat(7, 11, 11))
-    assert not seen.beat("n1", beat(8, 12, 12)), "it is told once"
+    assert not seen.add_heartbeat("n1", beat(7, 11, 10))
+    assert seen.add_heartbeat("n1", beat(7, 11, 11))
+    assert not seen.add_heartbeat("n1", beat(8, 12, 12)), "it is told once"
 
 
 def test_a_beat_from_before_the_change_does_not_count() -> None:
-    seen = Watch()
-    seen.beat("n1", beat(1, 10))
-    seen.changed(save(part("n0", "a.pt")), {})
-    assert not seen.beat("n1", beat(9, 20))
-    assert seen.beat("n1", beat(11, 21))
+    seen = ContinuationTracker()
+    seen.add_heartbeat("n1", beat(1, 10))
+    seen.note_change(save(part("n0", "a.pt")), {})
+    assert not seen.add_heartbeat("n1", beat(9, 20))
+    assert seen.add_heartbeat("n1", beat(11, 21))
 
 
 def test_beats_that_were_late_on_their_way_do_not_count_if_the_ranks_count_the_same_steps() -> None:
-    seen = Watch()
-    seen.changed(save(part("n0", "a.pt", steps=1_000)), {})
-    assert not seen.beat("n1", beat(1, 997, 997))
-    assert not seen.beat("n1", beat(3, 999, 999)) and not seen.beat("n1", beat(5, 1_000, 1_001))
-    assert seen.beat("n1", beat(7, 1_001, 1_002))
-    seen = Watch()
-    seen.changed(save(part("n0", "a.pt", steps=1_000)), {})
-    assert not seen.beat("n1", beat(1, 500))
-    assert seen.beat("n1", beat(3, 501)), "its optimizer steps every other time"
+    seen = ContinuationTracker()
+    seen.note_change(save(part("n0", "a.pt", steps=1_000)), {})
+    assert not seen.add_heartbeat("n1", beat(1, 997, 997))
+    assert not seen.add_heartbeat("n1", beat(3, 999, 999)) and not seen.add_heartbeat(
+        "n1", beat(5, 1_000, 1_001)
+    )
+    assert seen.add_heartbeat("n1", beat(7, 1_001, 1_002))
+    seen = ContinuationTracker()
+    seen.note_change(save(part("n0", "a.pt", steps=1_000)), {})
+    assert not seen.add_heartbeat("n1", beat(1, 500))
+    assert seen.add_heartbeat("n1", beat(3, 501)), "its optimizer steps every other time"
 
 
 def test_the_agent_of_a_node_must_have_looked_twice_since_and_have_nothing_left_to_report() -> None:
-    seen = Watch()
-    seen.beat("n1", beat(5, 10))
-    assert not seen.beat("n1", beat(6, 20))
-    assert not seen.beat("n1", beat(7, 30, has_unfinished=True))
-    assert seen.beat("n1", beat(8, 40))
+    seen = ContinuationTracker()
+    seen.add_heartbeat("n1", beat(5, 10))
+    assert not seen.add_heartbeat("n1", beat(6, 20))
+    assert not seen.add_heartbeat("n1", beat(7, 30, has_unfinished=True))
+    assert seen.add_heartbeat("n1", beat(8, 40))
 
 
 def test_where_another_agent_looks_at_the_same_disk_steps_alone_tell() -> None:
-    seen = Watch()
-    seen.beat("n1", beat(-1, 10))
-    assert not seen.beat("n1", beat(-1, 10))
-    assert seen.beat("n1", beat(-1, 11))
+    seen = ContinuationTracker()
+    seen.add_heartbeat("n1", beat(-1, 10))
+    assert not seen.add_heartbeat("n1", beat(-1, 10))
+    assert seen.add_heartbeat("n1", beat(-1, 11))
 
 
-def beats(*told: reports.Heartbeat) -> dict[str, Beats]:
+def beats(*told: reports.Heartbeat) -> dict[str, HeartbeatHistory]:
     """Return what is remembered of the heartbeats of n1."""
-    known = Beats(told[0])
+    known = HeartbeatHistory(told[0])
     for one in told:
         known.add(one)
     return {"n1": known}
@@ -190,12 +211,12 @@ def test_what_a_node_had_told_before_the_save_was_reported_counts() -> None:
     """So a name that is written again every few seconds is whole at times although its hosts always report the next."""
     passed = (beat(5, 999), beat(6, 1_000), beat(6, 1_001), beat(7, 1_002), beat(8, 1_003))
     for count, is_gone_on in ((2, False), (3, False), (4, False), (5, True)):
-        seen = Watch()
-        seen.changed(save(part("n0", "a.pt", steps=1_000)), beats(*passed[:count]))
-        assert ("n1" in seen.gone_on) is is_gone_on
-    seen = Watch()
-    seen.changed(save(part("n0", "a.pt", steps=1_000)), beats(*passed[:4]))
-    assert seen.beat("n1", beat(8, 1_003))
+        seen = ContinuationTracker()
+        seen.note_change(save(part("n0", "a.pt", steps=1_000)), beats(*passed[:count]))
+        assert ("n1" in seen.continued) is is_gone_on
+    seen = ContinuationTracker()
+    seen.note_change(save(part("n0", "a.pt", steps=1_000)), beats(*passed[:4]))
+    assert seen.add_heartbeat("n1", beat(8, 1_003))
 
 
 def test_earlier_beats_do_not_count_of_ranks_that_count_other_steps_or_of_another_agent_or_for_an_unknown_step() -> (
@@ -207,9 +228,9 @@ def test_earlier_beats_do_not_count_of_ranks_that_count_other_steps_or_of_anothe
         (1_000, (beat(5, 1_001), beat(9, 1_002, has_unfinished=True))),
         (0, (beat(5, 1), beat(7, 2))),
     ):
-        seen = Watch()
-        seen.changed(save(part("n0", "a.pt", steps=steps)), beats(*told))
-        assert "n1" not in seen.gone_on
+        seen = ContinuationTracker()
+        seen.note_change(save(part("n0", "a.pt", steps=steps)), beats(*told))
+        assert "n1" not in seen.continued
 
 
 def test_only_the_last_looks_of_a_node_are_remembered() -> None:
@@ -219,9 +240,9 @@ def test_only_the_last_looks_of_a_node_are_remembered() -> None:
 
 def test_ranks_without_steps_and_nodes_whose_ranks_have_ended_go_on_by_looks() -> None:
     for count in ((), (0, 0)):
-        seen = Watch()
-        seen.beat("n1", beat(5, *count))
-        assert not seen.beat("n1", beat(6, *count)) and seen.beat("n1", beat(7, *count))
+        seen = ContinuationTracker()
+        seen.add_heartbeat("n1", beat(5, *count))
+        assert not seen.add_heartbeat("n1", beat(6, *count)) and seen.add_heartbeat("n1", beat(7, *count))
 
 
 def test_a_node_whose_ranks_have_all_ended_well_has_gone_on_once_it_has_reported_all() -> None:
@@ -252,7 +273,9 @@ def test_a_lost_node_is_named_unless_it_had_gone_on() -> None:
 
 def test_its_formats_last_word_makes_it_whole_even_if_a_node_was_lost() -> None:
     over = gang(stopped=("n0",), lost=("n1",))
-    assert judge(part("n0", "a.pt", state=DONE), of=over) == Found(WHOLE, Closing.LAST_WORD, "")
+    assert judge(part("n0", "a.pt", state=DONE), of=over) == Assessment(
+        WHOLE, CompletionReason.FINAL_FILE, ""
+    )
 
 
 def test_a_last_word_counts_only_while_ranks_run_no_more_and_only_with_the_files_of_all_ranks() -> None:
@@ -278,14 +301,14 @@ def test_a_name_of_the_save_before_that_was_not_written_again_tears_it_although_
 def test_nothing_is_whole_for_want_of_nodes_that_could_object() -> None:
     none = gang(nodes=())
     assert judge(part("n0", "a.pt"), of=none).state is TORN
-    assert judge(part("n0", "a.pt", by=Closing.NONE), by=watch(), of=none).state is TORN
+    assert judge(part("n0", "a.pt", by=CompletionReason.NONE), by=watch(), of=none).state is TORN
 
 
 # What its files say
 
 
 def _needs(*names: str, by: str = "s/.metadata", size: int = 100) -> GroupReading:
-    needs = tuple(Need(name, size, by) for name in names)
+    needs = tuple(RequiredFile(name, size, by) for name in names)
     return dataclasses.replace(DONE, format=Format.DCP, needs=needs)
 
 
@@ -295,7 +318,7 @@ def test_what_a_file_on_one_host_names_may_lie_on_another() -> None:
     alone = judge(first, by=watch(*NODES), of=gang())
     assert (alone.state, alone.why) == (OPEN, "s/__1_0.distcp is missing, but listed in s/.metadata")
     assert judge(first).state is TORN
-    assert judge(first, second).closed_by is Closing.LAST_WORD
+    assert judge(first, second).closed_by is CompletionReason.FINAL_FILE
     assert (
         judge(first, part("n1", "s/__1_0.distcp", size=99)).why
         == "s/__1_0.distcp has 99 bytes; s/.metadata says 100"
@@ -337,12 +360,12 @@ def test_a_rank_between_others_without_a_file_is_missed() -> None:
 
 def test_of_a_file_that_several_hosts_have_the_one_with_the_most_steps_counts_else_the_first() -> None:
     first, second = part("n0", "a.pt", "b.pt", steps=10), part("n1", "a.pt", steps=10)
-    assert {name: host for name, (host, _) in closing.pieces_of((first, second)).items()} == {
+    assert {name: host for name, (host, _) in completion.collect_files((first, second)).items()} == {
         "a.pt": "n0",
         "b.pt": "n0",
     }
     later = dataclasses.replace(second, steps=11)
-    assert {name: host for name, (host, _) in closing.pieces_of((first, later)).items()} == {
+    assert {name: host for name, (host, _) in completion.collect_files((first, later)).items()} == {
         "a.pt": "n1",
         "b.pt": "n0",
     }
@@ -353,24 +376,31 @@ def test_parts_of_a_name_that_is_written_again_must_be_of_one_step(
     steps: tuple[int, int], is_mixed: bool
 ) -> None:
     parts = [part(node, f"last/{node}.pt", steps=count) for node, count in zip(NODES, steps, strict=True)]
-    found = closing.judge(save(*parts, is_slot=True), watch(*NODES), gang())
+    found = completion.assess(save(*parts, is_slot=True), watch(*NODES), gang())
     assert (found.state is OPEN, found.why != "") == (is_mixed, is_mixed)
-    assert closing.judge(save(*parts), watch(*NODES), gang()).state is WHOLE, "with a number in its name"
+    assert completion.assess(save(*parts), watch(*NODES), gang()).state is WHOLE, "with a number in its name"
 
 
 def test_a_single_file_that_every_host_writes_comes_from_one_and_is_not_mixed() -> None:
     parts = [part(node, "last.pt", steps=count) for node, count in zip(NODES, (10, 12), strict=True)]
-    assert closing.judge(save(*parts, is_slot=True), watch(*NODES), gang()).state is WHOLE
+    assert completion.assess(save(*parts, is_slot=True), watch(*NODES), gang()).state is WHOLE
 
 
 # The gang
 
 
 def test_ranks_that_were_killed_steps_behind_a_save_have_written_it() -> None:
-    over, here = gang(stopped=NODES), Watch(gone_on={"n0"})
-    for made, by, state in ((11, Closing.STEPS, WHOLE), (10, Closing.STEPS, TORN), (11, Closing.NONE, TORN)):
-        watch, ended = here if by is Closing.STEPS else Watch(), dataclasses.replace(over, made={"n1": made})
-        assert closing.judge(save(part("n0", "model.pt", by=by)), watch, ended).state is state
+    over, here = gang(stopped=NODES), ContinuationTracker(continued={"n0"})
+    for made, by, state in (
+        (11, CompletionReason.STEPS, WHOLE),
+        (10, CompletionReason.STEPS, TORN),
+        (11, CompletionReason.NONE, TORN),
+    ):
+        watch, ended = (
+            here if by is CompletionReason.STEPS else ContinuationTracker(),
+            dataclasses.replace(over, fewest_steps={"n1": made}),
+        )
+        assert completion.assess(save(part("n0", "model.pt", by=by)), watch, ended).state is state
 
 
 def test_what_closing_needs_of_the_attempt_comes_from_the_facts() -> None:
@@ -378,20 +408,22 @@ def test_what_closing_needs_of_the_attempt_comes_from_the_facts() -> None:
     facts = Facts(jobs.plan().limits)
     facts.attempt = AttemptFacts(2, 0.0, 0.0, Checkpoint("/job/checkpoints/last.pt", 40, 1))
     facts.nodes = {
-        name: NodeFacts(name, (2 * number, 2 * number + 1), ever_started=2, clear=2 if name == "n1" else 1)
+        name: NodeFacts(
+            name, (2 * number, 2 * number + 1), may_run_attempt=2, cleared_attempt=2 if name == "n1" else 1
+        )
         for number, name in enumerate(("n0", "n1", "n2"))
     }
-    facts.nodes["n2"].lost = AgentLoss("its agent has died", 9.0)
-    facts.nodes["n3"] = NodeFacts("n3", (), ever_started=1)
+    facts.nodes["n2"].agent_loss = AgentLoss("its agent has died", 9.0)
+    facts.nodes["n3"] = NodeFacts("n3", (), may_run_attempt=1)
     facts.ranks = {
         rank: RankFacts(rank, f"n{rank // 2}", **(ended if rank // 2 == 1 else {}))  # type: ignore[arg-type]
         for rank in range(6)
     }
-    assert save_gang(facts) == Gang(
+    assert checkpoint_gang(facts) == CheckpointGang(
         2, 40, 6, ("n0", "n1", "n2"), frozenset({"n1"}), frozenset({"n2"}), frozenset({"n1"}), {"n1": 7}
     )
-    facts.ranks[3].ordered = True
-    assert save_gang(facts).done == frozenset(), "a rank that was stopped has not ended its work"
+    facts.ranks[3].stop_ordered = True
+    assert checkpoint_gang(facts).done == frozenset(), "a rank that was stopped has not ended its work"
     facts.attempt = AttemptFacts(3, 0.0, 0.0, None)
-    assert save_gang(facts).nodes == (), "of ranks that were never started nothing is known"
-    assert save_gang(Facts()) == Gang(0, 0, 0, ())
+    assert checkpoint_gang(facts).nodes == (), "of ranks that were never started nothing is known"
+    assert checkpoint_gang(Facts()) == CheckpointGang(0, 0, 0, ())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from orchestrator.core.checkpoints.save import Closing, Part, Save
-from orchestrator.supervisor.transfers import closing
-from orchestrator.supervisor.transfers.closing import Found
+from orchestrator.core.checkpoints.checkpoint import CheckpointRecord, CompletionReason, HostPart
+from orchestrator.supervisor.transfers import completion
+from orchestrator.supervisor.transfers.completion import Assessment
 from tests.unit.supervisor.transfers.test_closing import (
     DONE,
     ENDED,
@@ -23,24 +23,26 @@ from tests.unit.supervisor.transfers.test_closing import (
 )
 
 
-def earlier(*names: str, number: int = 1, attempt: int = 1) -> Save:
+def earlier(*names: str, number: int = 1, attempt: int = 1) -> CheckpointRecord:
     """Return a whole save before the one that is judged."""
     return dataclasses.replace(save(part("n0", *names)), number=number, attempt=attempt, state=WHOLE)
 
 
 def test_likeness_to_the_save_before_makes_it_whole_if_each_file_is() -> None:
-    def of(number: int) -> Part:
+    def of(number: int) -> HostPart:
         return part("n0", f"model_{number}.pt", f"optim_{number}.pt")
 
     before = [earlier("model_10.pt", "optim_10.pt")]
-    assert judge(of(20), before=before) == Found(WHOLE, Closing.LIKENESS, "")
+    assert judge(of(20), before=before) == Assessment(WHOLE, CompletionReason.SAME_FILE_SET, "")
     before = [
         earlier("model_10.pt", "optim_10.pt"),
         earlier("model_20.pt", "optim_20.pt", "ema_20.pt", number=2),
     ]
     assert judge(of(30), before=before).state is TORN
     before.insert(0, earlier("model_5.pt", "optim_5.pt", number=0))
-    assert judge(of(30), before=before).closed_by is Closing.LIKENESS, "two of three had no more"
+    assert judge(of(30), before=before).closed_by is CompletionReason.SAME_FILE_SET, (
+        "two of three had no more"
+    )
     assert judge(of(20)).state is TORN
     assert judge(part("n0", "model_20.pt"), before=before).state is TORN
     unproved = part("n0", "model_20.bin", "optim_20.bin", state=dataclasses.replace(SHOWN, is_proved=False))
@@ -53,25 +55,27 @@ def test_a_file_of_the_save_before_is_missed_only_where_no_step_and_no_end_shows
     before = [earlier("model_10.pt", "buffer_10.pkl")]
     why = "it has no file like buffer_10.pkl of the previous checkpoint"
     assert judge(part("n0", "model_20.pt"), by=watch(*NODES), of=gang(), before=before).state is WHOLE
-    assert judge(part("n0", "model_20.pt"), of=gang(), before=before) == Found(OPEN, Closing.NONE, why)
-    torn = Found(TORN, Closing.NONE, why, is_damaged=True)
+    assert judge(part("n0", "model_20.pt"), of=gang(), before=before) == Assessment(
+        OPEN, CompletionReason.NONE, why
+    )
+    torn = Assessment(TORN, CompletionReason.NONE, why, is_damaged=True)
     assert judge(part("n0", "model_20.pt", state=DONE), before=before) == torn
-    silent = save(part("n0", "model_20.pt", by=Closing.SILENCE))
+    silent = save(part("n0", "model_20.pt", by=CompletionReason.NO_WRITES))
     after = [*before, dataclasses.replace(save(), number=10)]
     for of, others, state in ((gang(), before, OPEN), (ENDED, before, TORN), (gang(), after, WHOLE)):
-        assert closing.judge(silent, watch(*NODES), of, others).state is state
+        assert completion.assess(silent, watch(*NODES), of, others).state is state
     ended_well = dataclasses.replace(ENDED, done=frozenset(NODES))
-    assert closing.judge(silent, watch(*NODES), ended_well, before).state is WHOLE
+    assert completion.assess(silent, watch(*NODES), ended_well, before).state is WHOLE
 
 
 def test_only_a_file_that_all_saves_before_had_is_missed() -> None:
     both, one = ("model_10.pt", "ema_10.pt"), ("model_20.pt",)
     saves = [earlier(*one), earlier(*both, number=2)]
-    assert judge(part("n0", "model_30.pt", state=DONE), before=saves).closed_by is Closing.LAST_WORD
+    assert judge(part("n0", "model_30.pt", state=DONE), before=saves).closed_by is CompletionReason.FINAL_FILE
     saves = [earlier(*both), earlier(*both, number=2)]
     why = "it has no file like ema_10.pt of the previous checkpoint"
     found = judge(part("n0", "model_30.pt", state=DONE), before=saves)
-    assert found == Found(TORN, Closing.NONE, why, is_damaged=True), "a script must not find it"
+    assert found == Assessment(TORN, CompletionReason.NONE, why, is_damaged=True), "a script must not find it"
     assert judge(part("n0", "model_30.pt", state=DONE), before=saves[1:]) == found
 
 
@@ -79,8 +83,10 @@ def test_a_file_that_a_thread_writes_later_is_waited_for_until_the_next_save_is_
     saves = [earlier("model_10.pt", "optim_10.pt"), earlier("model_20.pt", "optim_20.pt", number=2)]
     why = "it has no file like optim_20.pt of the previous checkpoint"
     half, gone_on = part("n0", "model_30.pt", state=DONE), watch(*NODES)
-    assert judge(half, by=gone_on, of=gang(), before=saves) == Found(OPEN, Closing.NONE, why)
-    assert judge(half, by=gone_on, before=saves) == Found(TORN, Closing.NONE, why, is_damaged=True)
+    assert judge(half, by=gone_on, of=gang(), before=saves) == Assessment(OPEN, CompletionReason.NONE, why)
+    assert judge(half, by=gone_on, before=saves) == Assessment(
+        TORN, CompletionReason.NONE, why, is_damaged=True
+    )
     after = [*saves, dataclasses.replace(save(), number=10)]
     assert judge(half, by=gone_on, of=gang(), before=after).state is WHOLE, "a script may write it no more"
     assert judge(half, by=gone_on, of=gang(), before=saves[1:]).state is WHOLE
@@ -95,6 +101,8 @@ def test_a_file_that_fewer_ranks_have_than_in_the_save_before_is_missed_although
     before = [earlier(*names)]
     some = part("n0", "model_20.pt", "rng_20_rank0.pt", "data_20_shard0.pt")
     why = "it has no file like that of rank 1 in the previous checkpoint"
-    assert judge(some, by=watch(*NODES), of=gang(), before=before) == Found(OPEN, Closing.NONE, why)
+    assert judge(some, by=watch(*NODES), of=gang(), before=before) == Assessment(
+        OPEN, CompletionReason.NONE, why
+    )
     assert judge(part("n0", "model_20.pt"), by=watch(*NODES), of=gang(), before=before).state is WHOLE
     assert judge(some, by=watch(*NODES), of=gang(), before=[earlier(*names, attempt=0)]).state is WHOLE

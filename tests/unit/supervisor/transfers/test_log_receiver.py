@@ -27,12 +27,12 @@ def _text(job: JobDir, path: str) -> bytes:
 
 def test_chunks_are_joined_and_confirmed(job: JobDir) -> None:
     intake = LogReceiver(job)
-    assert intake.have("n0") == orders.ResumeOffsets({})
+    assert intake.resume_offsets("n0") == orders.ResumeOffsets({})
     intake.receive("n0", reports.Chunk(LOG, 0), b"one ")
     intake.receive("n0", reports.Chunk(LOG, 4), b"two")
     assert _text(job, LOG) == b"one two"
-    assert intake.owed() == [("n0", orders.ChunkAck(7))]
-    assert intake.owed() == []
+    assert intake.take_due_acks() == [("n0", orders.ChunkAck(7))]
+    assert intake.take_due_acks() == []
 
 
 def test_what_is_there_is_never_written_again(job: JobDir) -> None:
@@ -41,7 +41,7 @@ def test_what_is_there_is_never_written_again(job: JobDir) -> None:
     intake.receive("n0", reports.Chunk(LOG, 2), b"XX")
     intake.receive("n1", reports.Chunk(LOG, 8), b"XXab")
     assert _text(job, LOG) == b"0123456789ab"
-    assert intake.owed() == [("n0", orders.ChunkAck(12)), ("n1", orders.ChunkAck(4))]
+    assert intake.take_due_acks() == [("n0", orders.ChunkAck(12)), ("n1", orders.ChunkAck(4))]
 
 
 def test_a_new_home_knows_whose_file_is_whose(job: JobDir) -> None:
@@ -60,7 +60,7 @@ def test_a_new_home_knows_whose_file_is_whose(job: JobDir) -> None:
     first.receive("n1", reports.Chunk("logs/attempt-001/rank-00003.log", 0), b"1")
     first.close()
     second = LogReceiver(job)
-    assert second.have("n0") == orders.ResumeOffsets(
+    assert second.resume_offsets("n0") == orders.ResumeOffsets(
         {
             LOG: 8,
             "logs/attempt-001/rank-00002.idx": 8,
@@ -71,16 +71,16 @@ def test_a_new_home_knows_whose_file_is_whose(job: JobDir) -> None:
             "nodes/n0/agent.log": 4,
         }
     )
-    assert second.have("n1") == orders.ResumeOffsets({"logs/attempt-001/rank-00003.log": 1})
-    assert second.have("n") == orders.ResumeOffsets({})
+    assert second.resume_offsets("n1") == orders.ResumeOffsets({"logs/attempt-001/rank-00003.log": 1})
+    assert second.resume_offsets("n") == orders.ResumeOffsets({})
 
 
 def test_a_new_connection_counts_from_zero(job: JobDir) -> None:
     intake = LogReceiver(job)
     intake.receive("n0", reports.Chunk(LOG, 0), b"1234")
-    assert intake.have("n0") == orders.ResumeOffsets({LOG: 4})
+    assert intake.resume_offsets("n0") == orders.ResumeOffsets({LOG: 4})
     intake.receive("n0", reports.Chunk(LOG, 4), b"5")
-    assert intake.owed() == [("n0", orders.ChunkAck(1))]
+    assert intake.take_due_acks() == [("n0", orders.ChunkAck(1))]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_file_that_is_not_the_nodes_is_refused_and_told_once(
         intake.receive("n0", reports.Chunk(path, 0), b"evil")
     assert list(job.root.iterdir()) == []
     assert capsys.readouterr().out.count("refused") == 1
-    assert intake.owed() == [("n0", orders.ChunkAck(12))]
+    assert intake.take_due_acks() == [("n0", orders.ChunkAck(12))]
 
 
 def test_a_node_whose_name_is_a_pattern_means_only_itself(job: JobDir) -> None:
@@ -133,7 +133,7 @@ def test_a_gap_asks_for_a_new_beginning(job: JobDir) -> None:
     os.truncate(job.root / LOG, 2)
     with pytest.raises(LogReceiveError, match="has 2 bytes here"):
         intake.receive("n0", reports.Chunk(LOG, 4), b"56")
-    assert intake.have("n0") == orders.ResumeOffsets({LOG: 2})
+    assert intake.resume_offsets("n0") == orders.ResumeOffsets({LOG: 2})
 
 
 def test_a_log_that_was_deleted_here_comes_again_from_its_start(job: JobDir) -> None:
@@ -142,7 +142,7 @@ def test_a_log_that_was_deleted_here_comes_again_from_its_start(job: JobDir) -> 
     (job.root / LOG).unlink()
     with pytest.raises(LogReceiveError, match="was deleted here"):
         intake.receive("n0", reports.Chunk(LOG, 4), b"56")
-    assert intake.have("n0") == orders.ResumeOffsets({})
+    assert intake.resume_offsets("n0") == orders.ResumeOffsets({})
     intake.receive("n0", reports.Chunk(LOG, 0), b"123456")
     assert _text(job, LOG) == b"123456"
 
@@ -178,5 +178,5 @@ def test_a_full_disk_costs_time_and_nothing_else(job: JobDir, disk: FakeDisk) ->
     for offset in range(0, 20, 4):
         intake.receive("n0", reports.Chunk(LOG, offset), b"0123")
     assert seen == [b"012301"] * 2
-    assert intake.owed() == [("n0", orders.ChunkAck(20))]
+    assert intake.take_due_acks() == [("n0", orders.ChunkAck(20))]
     assert _text(job, LOG) == b"0123" * 5

@@ -7,19 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.outputs.save_watch import REWRITTEN_BYTES_PER_S, REWRITTEN_S
+from orchestrator.agent.outputs.checkpoint_watch import REWRITTEN_BYTES_PER_S, REWRITTEN_S
 from orchestrator.brain.model import events as e
-from orchestrator.core.checkpoints.save import Closing, SaveState
+from orchestrator.core.checkpoints.checkpoint import CheckpointState, CompletionReason
 from orchestrator.core.wire import reports
 from tests.support.desk_world import DeskWorld
 from tests.support.saved_files import S, torch_save
 from tests.unit.agent.outputs.test_save_watch import Place, begun
 from tests.unit.supervisor.transfers.test_save_desk import state
 
-WHOLE, OPEN, TORN, GONE = SaveState.WHOLE, SaveState.OPEN, SaveState.TORN, SaveState.GONE
+WHOLE, OPEN, TORN, GONE = (
+    CheckpointState.WHOLE,
+    CheckpointState.OPEN,
+    CheckpointState.TORN,
+    CheckpointState.GONE,
+)
 
 
-def written_over(place: Place, name: str, times: int, data: bytes) -> list[tuple[str, Closing]]:
+def written_over(place: Place, name: str, times: int, data: bytes) -> list[tuple[str, CompletionReason]]:
     """Write a file at each of so many steps, with a look behind each; return what is reported."""
     found = []
     for number in range(times):
@@ -39,7 +44,10 @@ def test_a_file_that_is_written_over_at_every_step_is_reported_by_its_format_now
     place: Place,
 ) -> None:
     data = torch_save({"step": 5})
-    assert written_over(place, "last.pt", int(3 * REWRITTEN_S), data) == [("last.pt", Closing.LAST_WORD)] * 2
+    assert (
+        written_over(place, "last.pt", int(3 * REWRITTEN_S), data)
+        == [("last.pt", CompletionReason.FINAL_FILE)] * 2
+    )
     assert place.looks(2) == ["last.pt"], "it has settled"
 
 
@@ -60,7 +68,7 @@ def test_a_large_one_is_reported_so_seldom_that_its_copies_cost_little(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = torch_save({"step": 5})
-    monkeypatch.setattr("orchestrator.agent.outputs.save_watch.REWRITTEN_BYTES_PER_S", len(data) / 20)
+    monkeypatch.setattr("orchestrator.agent.outputs.checkpoint_watch.REWRITTEN_BYTES_PER_S", len(data) / 20)
     assert REWRITTEN_BYTES_PER_S > 1e6
     assert len(written_over(place, "last.pt", 26, data)) == 2, "after 5 s, and 20 s after that"
 
@@ -74,11 +82,11 @@ def test_it_counts_once_it_is_copied_and_a_kill_in_the_midst_of_the_next_writing
     world: DeskWorld,
 ) -> None:
     world.write({"last.pt": state(10)})
-    world.report("last.pt", steps=10, closed_by=Closing.LAST_WORD)
+    world.report("last.pt", steps=10, closed_by=CompletionReason.FINAL_FILE)
     world.settle()
-    assert world.states() == [WHOLE] and world.saves[1].closed_by is Closing.LAST_WORD
+    assert world.states() == [WHOLE] and world.saves[1].closed_by is CompletionReason.FINAL_FILE
     world.write({"last.pt": b"cut off"})
-    world.report("last.pt", steps=20, closed_by=Closing.NONE)
+    world.report("last.pt", steps=20, closed_by=CompletionReason.NONE)
     world.stop()
     assert world.compare(1) == "" and world.states() == [WHOLE, TORN]
     assert (world.job.checkpoints / "last.pt").read_bytes() == state(10)
@@ -86,17 +94,17 @@ def test_it_counts_once_it_is_copied_and_a_kill_in_the_midst_of_the_next_writing
 
 def test_what_was_written_over_before_it_was_copied_does_not_count(world: DeskWorld) -> None:
     world.write({"last.pt": state(10)})
-    seen = world.seen("last.pt", closed_by=Closing.LAST_WORD)
+    seen = world.seen("last.pt", closed_by=CompletionReason.FINAL_FILE)
     world.write({"last.pt": b"cut off"})
-    world.desk.seen(world.at, "n0", seen, world.gang)
+    world.desk.enter_report(world.at, "n0", seen, world.gang)
     world.settle()
     assert world.states() == [OPEN]
     world.write({"last.pt": state(20)})
-    world.report("last.pt", steps=20, closed_by=Closing.LAST_WORD)
+    world.report("last.pt", steps=20, closed_by=CompletionReason.FINAL_FILE)
     world.settle()
     assert world.states() == [WHOLE] and world.saves[1].steps == 20
     world.write({"last.pt": state(30)})
-    world.report("last.pt", steps=30, closed_by=Closing.LAST_WORD)
+    world.report("last.pt", steps=30, closed_by=CompletionReason.FINAL_FILE)
     world.settle()
     assert world.states() == [GONE, WHOLE], "one entry for each that counted"
     assert [path.name for path in (world.job.checkpoints / ".kept").iterdir()] == ["2"]
@@ -109,17 +117,17 @@ def test_a_job_that_begins_from_a_file_of_another_one_is_counted_on_from_there(
     other.parent.mkdir()
     other.write_bytes(state(60))
     for node in world.nodes:
-        world.desk.read(world.at, node, reports.CheckpointsRead(1, (str(other),), True), world.gang)
+        world.desk.enter_reads(world.at, node, reports.CheckpointsRead(1, (str(other),), True), world.gang)
     world.settle()
     world.save({"net_0080.pth": state(80)}, steps=20)
-    (began,) = [one for one in world.events if isinstance(one, e.BeganElsewhere)]
+    (began,) = [one for one in world.events if isinstance(one, e.ResumedElsewhere)]
     assert (began.step, began.attempt) == (60, 1) and world.saves[1].step == 80
 
 
 def test_a_copy_of_an_earlier_writing_does_not_stand_for_the_one_that_counts(world: DeskWorld) -> None:
     world.write({"last.pt": state(10)})
-    seen = world.seen("last.pt", closed_by=Closing.LAST_WORD)
-    world.desk.seen(world.at, "n0", seen, world.gang)  # its copy is begun
+    seen = world.seen("last.pt", closed_by=CompletionReason.FINAL_FILE)
+    world.desk.enter_report(world.at, "n0", seen, world.gang)  # its copy is begun
     world.desk.close()  # and done
     kept = world.job.checkpoints / ".kept/1/last.pt"
     deadline_s = time.monotonic() + 20

@@ -9,11 +9,18 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.api import Direction
-from orchestrator.core.checkpoints.save import Content, Format, Piece, Place, Save, SaveState
+from orchestrator.core.checkpoints.checkpoint import (
+    CheckpointFile,
+    CheckpointRecord,
+    CheckpointState,
+    Content,
+    FileLocation,
+    Format,
+)
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.status_file import TransferStatus
-from orchestrator.supervisor.transfers import save_copies
-from orchestrator.supervisor.transfers.save_copies import COMING_MAX, SaveCopies
+from orchestrator.supervisor.transfers import checkpoint_copies
+from orchestrator.supervisor.transfers.checkpoint_copies import INCOMING_MAX, CheckpointCopies
 from tests.support.fake_copier import FakeCopier
 from tests.support.saved_files import SAVED_NS, S, write
 
@@ -26,7 +33,7 @@ class Quay:
 
     folder: Path
     copier: FakeCopier
-    copies: SaveCopies
+    copies: CheckpointCopies
 
     @property
     def job(self) -> JobDir:
@@ -35,26 +42,28 @@ class Quay:
     def place(self, host: str) -> Path:
         return self.folder / "far" / host / "checkpoints"
 
-    def save(self, number: int, main: str, **files: Files) -> Save:
+    def save(self, number: int, main: str, **files: Files) -> CheckpointRecord:
         """Let hosts write the files of a save; return it as the ledger has it."""
         pieces, places = [], []
         for host, own in files.items():
             for name, data in own.items():
                 write(self.place(host) / name, data, SAVED_NS + number * S)
-                pieces.append(Piece(name, len(data), SAVED_NS + number * S, "0" * 64))
-            places.append(Place(host, str(self.place(host)), tuple(own)))
-        return Save(
-            number, main, main, main, 1, 2, 10, Format.TORCH, Content.STATE, True, SaveState.OPEN,
-            pieces=tuple(pieces), places=tuple(places),
+                pieces.append(CheckpointFile(name, len(data), SAVED_NS + number * S, "0" * 64))
+            places.append(FileLocation(host, str(self.place(host)), tuple(own)))
+        return CheckpointRecord(
+            number, main, main, main, 1, 2, 10, Format.TORCH, Content.STATE, True, CheckpointState.OPEN,
+            files=tuple(pieces), locations=tuple(places),
         )  # fmt: skip
 
-    def bring(self, number: int, main: str, **files: Files) -> Save:
+    def bring(self, number: int, main: str, **files: Files) -> CheckpointRecord:
         """Let a save come home; return it as it is there."""
         save = self.save(number, main, **files)
         self.copies.fetch(save)
         self.copier.arrive_all()
-        assert self.copies.fetched() == [(number, "")]
-        return dataclasses.replace(save, places=(Place("", str(self.job.checkpoints)), *save.places))
+        assert self.copies.take_fetched() == [(number, "")]
+        return dataclasses.replace(
+            save, locations=(FileLocation("", str(self.job.checkpoints)), *save.locations)
+        )
 
     def home(self) -> Files:
         """Return what is at home, also what has only gathered."""
@@ -71,7 +80,7 @@ def quay(tmp_path: Path) -> Quay:
 
 def renewed(quay: Quay) -> Quay:
     """Let another supervisor take over."""
-    quay.copies = SaveCopies(quay.job, quay.copier, quay.job.checkpoints, "*")
+    quay.copies = CheckpointCopies(quay.job, quay.copier, quay.job.checkpoints, "*")
     return quay
 
 
@@ -84,11 +93,11 @@ def test_a_save_gathers_apart_and_is_put_into_its_place_when_all_of_it_is_there(
     quay.copies.fetch(save)
     assert sorted(quay.copier.begun) == ["fetch 1 n0", "fetch 1 n1"]
     copy = quay.copier.of("n1")
-    assert (copy.direction, copy.names, copy.expected) == (Direction.FETCH, ("s/d/b.pt",), save.pieces[1:])
+    assert (copy.direction, copy.names, copy.expected) == (Direction.FETCH, ("s/d/b.pt",), save.files[1:])
     quay.copier.arrive("n0")
-    assert quay.copies.fetched() == [] and list(quay.home()) == [".coming/1/s/a.pt"]
+    assert quay.copies.take_fetched() == [] and list(quay.home()) == [".coming/1/s/a.pt"]
     quay.copier.arrive("n1")
-    assert quay.copies.fetched() == [(1, "")] and quay.copies.fetched() == []
+    assert quay.copies.take_fetched() == [(1, "")] and quay.copies.take_fetched() == []
     assert quay.home() == {"s/a.pt": b"a", "s/d/b.pt": b"b"}
     assert not list((quay.job.checkpoints / ".coming").iterdir())
 
@@ -98,22 +107,22 @@ def test_one_file_that_was_written_again_meanwhile_keeps_all_of_the_save_from_co
     quay.copier.arrive("n0")
     write(quay.place("n1") / "s/b.pt", b"B", SAVED_NS + 9 * S)
     quay.copier.arrive("n1")
-    assert quay.copies.fetched() == [(1, "s/b.pt was written again on n1 before it was copied")]
+    assert quay.copies.take_fetched() == [(1, "s/b.pt was written again on n1 before it was copied")]
     assert quay.home() == {}
 
 
 def test_a_copy_that_fails_ends_the_others_of_its_save(quay: Quay) -> None:
     quay.copies.fetch(quay.save(1, "s", n0={"s/a.pt": b"a"}, n1={"s/b.pt": b"b"}))
     quay.copier.arrive("n0", "no space is left for it")
-    assert quay.copies.fetched() == [(1, "no space is left for it")]
+    assert quay.copies.take_fetched() == [(1, "no space is left for it")]
     assert quay.copier.begun == {} and quay.copier.dropped == ["fetch 1 n1"]
 
 
 def test_a_save_that_is_not_wanted_any_more_is_not_told_of(quay: Quay) -> None:
     quay.copies.fetch(quay.save(1, "s", n0={"s/a.pt": b"a"}))
-    quay.copies.forget(1)
-    quay.copies.forget(2)
-    assert quay.copier.begun == {} and quay.copies.fetched() == []
+    quay.copies.cancel_fetch(1)
+    quay.copies.cancel_fetch(2)
+    assert quay.copier.begun == {} and quay.copies.take_fetched() == []
 
 
 def test_a_folder_takes_the_place_of_an_older_one_with_all_its_files(quay: Quay) -> None:
@@ -139,13 +148,13 @@ def test_a_save_that_is_the_folder_of_checkpoints_itself_comes_home(quay: Quay) 
 def test_a_part_that_lies_at_home_already_stays_there(quay: Quay) -> None:
     save = quay.save(1, "s", n1={"s/b.pt": b"b"})
     write(quay.job.checkpoints / "s/a.pt", b"a")
-    here = Place("", str(quay.job.checkpoints), ("s/a.pt",))
+    here = FileLocation("", str(quay.job.checkpoints), ("s/a.pt",))
     save = dataclasses.replace(
-        save, pieces=(Piece("s/a.pt", 1, SAVED_NS), *save.pieces), places=(here, *save.places)
+        save, files=(CheckpointFile("s/a.pt", 1, SAVED_NS), *save.files), locations=(here, *save.locations)
     )
     quay.copies.fetch(save)
     quay.copier.arrive_all()
-    assert quay.copies.fetched() == [(1, "")] and quay.home() == {"s/a.pt": b"a", "s/b.pt": b"b"}
+    assert quay.copies.take_fetched() == [(1, "")] and quay.home() == {"s/a.pt": b"a", "s/b.pt": b"b"}
 
 
 def test_an_older_save_of_the_same_names_does_not_take_the_place_of_a_newer_one(quay: Quay) -> None:
@@ -155,7 +164,7 @@ def test_an_older_save_of_the_same_names_does_not_take_the_place_of_a_newer_one(
     quay.copies.fetch(quay.save(3, "other.pt", n1={"other.pt": b"3"}))
     quay.copier.arrive("fetch 2 n0")
     quay.copier.arrive("fetch 1 n1")
-    assert quay.copies.fetched() == [(2, ""), (1, "checkpoint 2, which overwrote it, was fetched first")]
+    assert quay.copies.take_fetched() == [(2, ""), (1, "checkpoint 2, which overwrote it, was fetched first")]
     assert quay.home() == {"last.pt": b"2"} and list(quay.copier.begun) == ["fetch 3 n1"]
 
 
@@ -163,15 +172,15 @@ def test_a_disk_at_home_that_refuses_gives_up_the_save_in_words(quay: Quay) -> N
     write(quay.job.checkpoints / "s", b"a file where a folder is to be")
     quay.copies.fetch(quay.save(1, "s/d/a.pt", n0={"s/d/a.pt": b"a"}))
     quay.copier.arrive_all()
-    ((number, why),) = quay.copies.fetched()
+    ((number, why),) = quay.copies.take_fetched()
     assert number == 1 and why.endswith("on this machine") and list(quay.home()) == ["s"]
 
 
 def test_of_more_than_can_travel_at_once_the_oldest_is_given_up(quay: Quay) -> None:
-    for number in range(1, COMING_MAX + 2):
+    for number in range(1, INCOMING_MAX + 2):
         quay.copies.fetch(quay.save(number, f"{number}.pt", n0={f"{number}.pt": b"x"}))
-    assert quay.copies.fetched() == [(1, f"more than {COMING_MAX} are being fetched at once")]
-    assert len(quay.copier.begun) == COMING_MAX
+    assert quay.copies.take_fetched() == [(1, f"more than {INCOMING_MAX} are being fetched at once")]
+    assert len(quay.copier.begun) == INCOMING_MAX
 
 
 # A supervisor that is revived
@@ -180,7 +189,7 @@ def test_of_more_than_can_travel_at_once_the_oldest_is_given_up(quay: Quay) -> N
 def test_what_had_only_gathered_is_forgotten_by_a_new_supervisor(quay: Quay) -> None:
     quay.copies.fetch(quay.save(1, "s", n0={"s/a.pt": b"a"}, n1={"s/b.pt": b"b"}))
     quay.copier.arrive("n0")
-    quay.copies.fetched()
+    quay.copies.take_fetched()
     assert renewed(quay).home() == {}
 
 
@@ -220,14 +229,14 @@ def test_a_save_is_sent_with_all_its_files_and_known_there_by_them(quay: Quay) -
     assert quay.copies.send(save, "n1", "/far/n1")
     copy = quay.copier.of("n1")
     assert (copy.direction, copy.remote_dir) == (Direction.SEND, "/far/n1/checkpoints")
-    assert (copy.local_dir, copy.names, copy.there) == (
+    assert (copy.local_dir, copy.names, copy.written_by_host) == (
         quay.job.checkpoints,
         ("s/a.pt", "s/b.pt"),
         ("s/b.pt",),
     )
-    there = quay.copies.there(save, "n1", "/far/n1")
+    there = quay.copies.locate_on_host(save, "n1", "/far/n1")
     assert there.path == "/far/n1/checkpoints/s"
-    assert there.places == (Place("n1", "/far/n1/checkpoints", ("s/a.pt", "s/b.pt")),)
+    assert there.locations == (FileLocation("n1", "/far/n1/checkpoints", ("s/a.pt", "s/b.pt")),)
 
 
 def test_a_save_is_sent_once_however_often_its_host_is_prepared_and_no_more_once_another_is(
@@ -240,18 +249,18 @@ def test_a_save_is_sent_once_however_often_its_host_is_prepared_and_no_more_once
     quay.copies.send(new, "n1", "/far/n1")
     assert quay.copier.dropped == [first] and len(quay.copier.begun) == 1
     quay.copier.arrive("n1", "no space is left for it on n1")
-    assert quay.copies.fetched() == []
-    assert quay.copies.sent == [("n1", "no space is left for it on n1")]
+    assert quay.copies.take_fetched() == []
+    assert quay.copies.finished_sends == [("n1", "no space is left for it on n1")]
 
 
 def test_what_came_of_sending_counts_no_more_once_the_host_s_ranks_start(quay: Quay) -> None:
     save = quay.bring(1, "a.pt", n0={"a.pt": b"a"})
     quay.copies.send(save, "n1", str(quay.place("n1").parent))
     quay.copier.arrive("n1")
-    quay.copies.fetched()
-    assert quay.copies.sent == [("n1", "")]
+    quay.copies.take_fetched()
+    assert quay.copies.finished_sends == [("n1", "")]
     quay.copies.end_sends("n1")
-    assert quay.copies.sent == []
+    assert quay.copies.finished_sends == []
 
 
 def test_nothing_is_put_into_the_place_of_what_is_being_sent_until_that_is_over(quay: Quay) -> None:
@@ -259,9 +268,9 @@ def test_nothing_is_put_into_the_place_of_what_is_being_sent_until_that_is_over(
     quay.copies.send(save, "n1", str(quay.place("n1").parent))
     quay.copies.fetch(quay.save(2, "last.pt", n0={"last.pt": b"2"}))
     quay.copier.arrive("n0")
-    assert quay.copies.fetched() == [] and quay.home()["last.pt"] == b"1"
+    assert quay.copies.take_fetched() == [] and quay.home()["last.pt"] == b"1"
     quay.copier.arrive("n1")
-    assert quay.copies.fetched() == [(2, "")] and quay.home() == {"last.pt": b"2"}
+    assert quay.copies.take_fetched() == [(2, "")] and quay.home() == {"last.pt": b"2"}
 
 
 def test_a_sending_that_is_given_up_holds_nothing_up(quay: Quay) -> None:
@@ -269,9 +278,9 @@ def test_a_sending_that_is_given_up_holds_nothing_up(quay: Quay) -> None:
     quay.copies.send(save, "n1", str(quay.place("n1").parent))
     quay.copies.fetch(quay.save(2, "last.pt", n0={"last.pt": b"2"}))
     quay.copier.arrive("n0")
-    assert quay.copies.fetched() == []
+    assert quay.copies.take_fetched() == []
     quay.copies.end_sends("n1")
-    assert quay.copies.fetched() == [(2, "")] and quay.home() == {"last.pt": b"2"}
+    assert quay.copies.take_fetched() == [(2, "")] and quay.home() == {"last.pt": b"2"}
 
 
 @pytest.mark.parametrize("folder", ["job/from-hosts/n0/checkpoints", "job/checkpoints/.kept/1"])
@@ -279,14 +288,14 @@ def test_a_save_elsewhere_in_the_job_folder_is_sent_and_one_outside_is_seen_by_a
     quay: Quay, folder: str
 ) -> None:
     save = dataclasses.replace(
-        quay.save(1, "a.pt", n0={"a.pt": b"a"}), places=(Place("", str(quay.folder / folder)),)
+        quay.save(1, "a.pt", n0={"a.pt": b"a"}), locations=(FileLocation("", str(quay.folder / folder)),)
     )
     assert quay.copies.send(save, "n1", "/far/n1")
     assert quay.copier.of("n1").local_dir == quay.folder / folder
-    assert quay.copies.there(save, "n1", "/far/n1").path == "/far/n1/checkpoints/a.pt"
-    shared = dataclasses.replace(save, places=(Place("", "/shared"),))
+    assert quay.copies.locate_on_host(save, "n1", "/far/n1").path == "/far/n1/checkpoints/a.pt"
+    shared = dataclasses.replace(save, locations=(FileLocation("", "/shared"),))
     assert not quay.copies.send(shared, "n1", "/far/n1")
-    assert quay.copies.there(shared, "n1", "/far/n1").path == "/shared/a.pt"
+    assert quay.copies.locate_on_host(shared, "n1", "/far/n1").path == "/shared/a.pt"
 
 
 # What people see, and what hosts delete
@@ -296,7 +305,7 @@ def test_what_travels_is_told_with_how_far_it_is(quay: Quay) -> None:
     save = quay.bring(1, "a.pt", n0={"a.pt": b"five!"})
     quay.copies.send(save, "n1", "/far/n1")
     quay.copies.fetch(quay.save(2, "s", n0={"s/a.pt": b"123"}, n1={"s/b.pt": b"1"}))
-    assert quay.copies.travels() == [
+    assert quay.copies.list_transfers() == [
         TransferStatus("s", "n0", "fetch", bytes=3, done_bytes=1),
         TransferStatus("s", "n1", "fetch", bytes=1, done_bytes=1),
         TransferStatus("a.pt", "n1", "send", bytes=5, done_bytes=1),
@@ -306,7 +315,7 @@ def test_what_travels_is_told_with_how_far_it_is(quay: Quay) -> None:
 def test_each_host_is_to_delete_its_own_files_of_a_save_that_is_not_kept(quay: Quay) -> None:
     save = quay.bring(1, "s", n0={"s/a.pt": b"a"}, n1={"s/b.pt": b"b"})
     quay.copies.discard(save)
-    assert [(node, own.places[0].host, [p.name for p in own.pieces]) for node, own in quay.copies.discards] == [
+    assert [(node, own.locations[0].host, [p.name for p in own.files]) for node, own in quay.copies.discards] == [
         ("n0", "n0", ["s/a.pt"]), ("n1", "n1", ["s/b.pt"]),
     ]  # fmt: skip
-    assert save_copies.on_host(save, "n2") is None
+    assert checkpoint_copies.restrict_to_host(save, "n2") is None

@@ -12,13 +12,25 @@ import pytest
 
 from orchestrator.brain.model import events as e
 from orchestrator.core.checkpoints import ledger
-from orchestrator.core.checkpoints.save import Closing, Content, Format, Save, SaveState, StepSource
+from orchestrator.core.checkpoints.checkpoint import (
+    CheckpointRecord,
+    CheckpointState,
+    CompletionReason,
+    Content,
+    Format,
+    StepSource,
+)
 from tests.support.desk_world import DeskWorld
 from tests.support.fake_disk import FakeDisk
 from tests.support.saved_files import Model, adam, distributed, torch_save
 
-OPEN, WHOLE, TORN, GONE = SaveState.OPEN, SaveState.WHOLE, SaveState.TORN, SaveState.GONE
-DISTRUSTED, PRUNED = SaveState.DISTRUSTED, SaveState.PRUNED
+OPEN, WHOLE, TORN, GONE = (
+    CheckpointState.OPEN,
+    CheckpointState.WHOLE,
+    CheckpointState.TORN,
+    CheckpointState.GONE,
+)
+DISTRUSTED, PRUNED = CheckpointState.DISTRUSTED, CheckpointState.PRUNED
 
 
 @pytest.fixture
@@ -51,7 +63,12 @@ def test_a_save_is_open_when_it_is_reported_and_whole_once_all_nodes_have_gone_o
     world.go_on()
     save = world.latest()
     assert world.told(1) == [OPEN, WHOLE]
-    assert (save.closed_by, save.attempt, save.world_size, save.main) == (Closing.STEPS, 1, 2, "step_10.pt")
+    assert (save.closed_by, save.attempt, save.world_size, save.main) == (
+        CompletionReason.STEPS,
+        1,
+        2,
+        "step_10.pt",
+    )
     assert (save.step, save.step_source, save.steps) == (10, StepSource.STATED, 10)
     assert (save.format, save.content, save.fits_any_size) == (Format.TORCH, Content.STATE, True)
     assert save.path == str(world.job.checkpoints / "step_10.pt")
@@ -59,10 +76,10 @@ def test_a_save_is_open_when_it_is_reported_and_whole_once_all_nodes_have_gone_o
 
 def test_the_brain_is_told_of_a_save_without_its_files_which_the_ledger_has(world: DeskWorld) -> None:
     save = world.save(one(10))
-    assert world.facts.saves[1] == dataclasses.replace(save, pieces=())
+    assert world.facts.checkpoints[1] == dataclasses.replace(save, files=())
     read, faults = ledger.read(world.job.root, world.job.ledger)
     assert faults == [] and read == world.saves
-    assert [len(piece.sha256) for piece in read[1].pieces] == [64]
+    assert [len(piece.sha256) for piece in read[1].files] == [64]
 
 
 def test_a_hash_counts_only_for_the_file_that_was_hashed(world: DeskWorld) -> None:
@@ -70,10 +87,10 @@ def test_a_hash_counts_only_for_the_file_that_was_hashed(world: DeskWorld) -> No
     early = world.seen("step_10.pt")
     world.write({"step_10.pt": state(11)})
     world.report("step_10.pt", steps=11)
-    digest = world.latest().pieces[0].sha256
+    digest = world.latest().files[0].sha256
     later = dataclasses.replace(early, part=dataclasses.replace(early.part, steps=12))
     world.hash(dataclasses.replace(later, attempt=9))
-    assert world.latest().pieces[0].sha256 == digest != ""
+    assert world.latest().files[0].sha256 == digest != ""
 
 
 def test_the_job_s_step_is_counted_from_where_its_attempt_began_if_it_states_none(world: DeskWorld) -> None:
@@ -86,7 +103,7 @@ def test_what_a_stale_attempt_reports_is_not_entered(world: DeskWorld) -> None:
     world.write(one(10))
     seen = world.seen("step_10.pt")
     world.attempt(2)
-    world.desk.seen(world.at, "n0", seen, world.gang)
+    world.desk.enter_report(world.at, "n0", seen, world.gang)
     world.learn()
     assert world.saves == {} and world.notes == []
 
@@ -113,9 +130,9 @@ def test_a_report_with_names_that_lead_out_of_the_folder_is_refused_in_words(
 ) -> None:
     world.write(one(10))
     seen = world.seen("step_10.pt")
-    pieces = tuple(dataclasses.replace(seen.part.pieces[0], name=name) for name in names)
-    bad = dataclasses.replace(seen, main=main, part=dataclasses.replace(seen.part, pieces=pieces))
-    world.desk.seen(world.at, "n1", bad, world.gang)
+    pieces = tuple(dataclasses.replace(seen.part.files[0], name=name) for name in names)
+    bad = dataclasses.replace(seen, main=main, part=dataclasses.replace(seen.part, files=pieces))
+    world.desk.enter_report(world.at, "n1", bad, world.gang)
     world.learn()
     assert world.saves == {} and world.notes[0].startswith("n1 reports a checkpoint that is refused: ")
 
@@ -126,7 +143,7 @@ def test_a_save_that_is_reported_again_is_the_same_one_until_it_is_whole(world: 
     world.write({"optim_10.pt": torch_save(adam(11))})
     world.report("model_10.pt", steps=11)
     world.go_on()
-    assert world.states() == [WHOLE] and len(world.latest().pieces) == 2
+    assert world.states() == [WHOLE] and len(world.latest().files) == 2
 
 
 def test_a_name_that_is_written_over_is_a_new_save_and_the_one_before_is_gone(world: DeskWorld) -> None:
@@ -152,10 +169,10 @@ def test_a_save_without_a_file_of_the_one_before_is_whole_once_it_can_be_and_the
     world.save({**pair(40), "buffer_40.pkl": torch_save(Model())}, steps=40)
     for step in (50, 60):  # a script without steps
         world.write(pair(step))
-        world.report(f"model_{step}.pt", steps=0, closed_by=Closing.SILENCE)
+        world.report(f"model_{step}.pt", steps=0, closed_by=CompletionReason.NO_WRITES)
         world.go_on()
     assert world.states() == [WHOLE] * 6
-    assert world.saves[5].closed_by is Closing.SILENCE
+    assert world.saves[5].closed_by is CompletionReason.NO_WRITES
 
 
 # How ranks and nodes end
@@ -191,18 +208,18 @@ def test_what_is_saved_last_is_whole_if_all_ranks_ended_well_although_no_step_fo
     world: DeskWorld,
 ) -> None:
     world.write(pair(10))
-    world.report("model_10.pt", closed_by=Closing.END)
+    world.report("model_10.pt", closed_by=CompletionReason.END)
     world.exit("n0", 0)
     world.exit("n1", 0)
     world.stop("n0")
     assert world.states() == [OPEN]
     world.stop("n1")
-    assert (world.latest().state, world.latest().closed_by) == (WHOLE, Closing.END)
+    assert (world.latest().state, world.latest().closed_by) == (WHOLE, CompletionReason.END)
 
 
 def test_what_was_being_written_when_the_attempt_ended_is_torn_with_the_reason(world: DeskWorld) -> None:
     world.write({"model_10.pt": torch_save(Model())})
-    world.report("model_10.pt", closed_by=Closing.NONE)
+    world.report("model_10.pt", closed_by=CompletionReason.NONE)
     world.stop()
     assert world.told(1) == [OPEN, TORN]
     assert world.latest().why == "the attempt ended while it was written"
@@ -219,17 +236,19 @@ def test_a_new_supervisor_goes_on_with_what_is_open(world: DeskWorld) -> None:
 def test_a_new_supervisor_tells_the_brain_what_it_had_not_told(world: DeskWorld) -> None:
     world.save(one(10))
     world.save(one(20), steps=20)
-    known = world.facts.saves.pop(2)
-    world.facts.saves[7] = dataclasses.replace(known, number=7)
+    known = world.facts.checkpoints.pop(2)
+    world.facts.checkpoints[7] = dataclasses.replace(known, number=7)
     world.events.clear()
     world.restart()
     assert [
-        (event.save.number, event.save.state) for event in world.events if isinstance(event, e.SaveChanged)
+        (event.save.number, event.save.state)
+        for event in world.events
+        if isinstance(event, e.CheckpointChanged)
     ] == [
         (7, GONE),
         (2, WHOLE),
     ]
-    assert world.facts.saves[7].why == "it is no longer in the ledger"
+    assert world.facts.checkpoints[7].why == "it is no longer in the ledger"
 
 
 def test_open_saves_of_an_earlier_attempt_are_not_closed_by_what_a_later_one_does(world: DeskWorld) -> None:
@@ -276,8 +295,8 @@ def test_a_save_that_was_changed_or_deleted_is_gone_before_the_attempt_and_the_b
     fault = world.compare(2, deep=deep)
     assert fault and (world.saves[2].state, world.saves[2].why) == (GONE, fault)
     changed, compared = world.events[-2:]
-    assert isinstance(changed, e.SaveChanged) and changed.save.state is GONE
-    assert isinstance(compared, e.SaveCompared) and compared.fault == fault
+    assert isinstance(changed, e.CheckpointChanged) and changed.save.state is GONE
+    assert isinstance(compared, e.CheckpointCompared) and compared.fault == fault
 
 
 def test_comparing_closes_the_books_of_the_attempt(world: DeskWorld) -> None:
@@ -290,7 +309,7 @@ def test_comparing_closes_the_books_of_the_attempt(world: DeskWorld) -> None:
 def test_a_torn_save_is_moved_out_of_the_scripts_sight_before_the_next_attempt(world: DeskWorld) -> None:
     world.save(one(10))
     world.write({"step_20/model.pt": torch_save(Model()), "step_20/part.pt": b"cut off"})
-    world.report("step_20", steps=20, closed_by=Closing.NONE)
+    world.report("step_20", steps=20, closed_by=CompletionReason.NONE)
     world.compare(1)
     torn = world.saves[2]
     assert not (world.job.checkpoints / "step_20").exists()
@@ -326,7 +345,7 @@ def test_a_folder_of_which_a_torn_save_has_overwritten_some_files_is_set_aside_a
 ) -> None:
     whole = world.save(sharded(10))
     world.write({"latest/__1_0.distcp": sharded(20)["latest/__1_0.distcp"]})
-    world.report("latest", steps=20, closed_by=Closing.NONE)
+    world.report("latest", steps=20, closed_by=CompletionReason.NONE)
     assert world.compare(whole.number, deep=True) == "" and world.states() == [WHOLE, TORN]
     assert world.home() == {
         **sharded(10),
@@ -341,14 +360,14 @@ def test_a_folder_of_which_a_torn_save_has_overwritten_some_files_is_set_aside_a
 def test_a_torn_save_that_has_left_the_one_before_as_it_was_stays_beside_it(world: DeskWorld) -> None:
     whole = world.save(sharded(10))
     world.write({"latest/__2_0.distcp": b"cut off"})
-    world.report("latest", steps=20, closed_by=Closing.NONE)
+    world.report("latest", steps=20, closed_by=CompletionReason.NONE)
     assert world.compare(whole.number) == "" and world.states() == [WHOLE, TORN]
     assert world.home() == {**sharded(10), "latest/__2_0.distcp": b"cut off"}
 
 
 def test_what_a_person_has_adopted_of_a_torn_save_stays_in_its_place(world: DeskWorld) -> None:
     world.write(pair(10))
-    world.report("model_10.pt", closed_by=Closing.NONE)
+    world.report("model_10.pt", closed_by=CompletionReason.NONE)
     world.stop()
     adopted = dataclasses.replace(world.saves[1], number=2, attempt=0, state=WHOLE)
     world.desk._ledger.put(adopted)
@@ -365,7 +384,7 @@ def test_a_save_is_deleted_renamed_or_moved_only_while_it_is_as_the_ledger_has_i
         "step_10.pt was not deleted, though checkpoint.keep is 1: step_10.pt is not as it was saved"
     ]
     world.write({"step_30/model.pt": torch_save(Model())})
-    world.report("step_30", steps=30, closed_by=Closing.NONE)
+    world.report("step_30", steps=30, closed_by=CompletionReason.NONE)
     world.write({"step_30/model.pt": torch_save(Model())})
     world.compare(2)
     assert "step_30/model.pt" in world.home()
@@ -429,7 +448,7 @@ def test_what_a_script_was_writing_over_when_it_died_is_put_back_and_what_it_wro
 ) -> None:
     world.save({"last.pt": state(10)})
     world.write({"last.pt": b"cut off"})
-    world.report("last.pt", steps=20, closed_by=Closing.NONE)
+    world.report("last.pt", steps=20, closed_by=CompletionReason.NONE)
     assert world.compare(1) == ""
     assert world.states() == [WHOLE, TORN]
     assert (world.job.checkpoints / "last.pt").read_bytes() == state(10)
@@ -465,12 +484,12 @@ def test_at_the_job_s_end_nothing_is_kept_twice_unless_it_is_the_last_whole_one_
     world: DeskWorld,
 ) -> None:
     world.save({"last.pt": state(10)})
-    world.desk.end(world.at)
+    world.desk.end_job(world.at)
     world.settle()
     assert world.kept() == []
     world.save({"last.pt": state(20)}, steps=20)
     world.write({"last.pt": b"cut off"})
-    world.desk.end(world.at)
+    world.desk.end_job(world.at)
     world.settle()
     assert world.kept() == ["2"]
 
@@ -478,7 +497,7 @@ def test_at_the_job_s_end_nothing_is_kept_twice_unless_it_is_the_last_whole_one_
 def test_what_was_kept_goes_at_the_job_s_end_although_the_supervisor_leaves_at_once(world: DeskWorld) -> None:
     world.save({"last.pt": state(10)})
     assert world.kept() == ["1"]
-    world.desk.end(world.at)
+    world.desk.end_job(world.at)
     world.desk._thread._pool.shutdown()  # as the interpreter's end does; the loop is over
     assert world.kept() == []
 
@@ -533,21 +552,21 @@ def test_a_save_that_the_brain_gave_up_is_given_up_in_the_ledger_and_trusted_aga
     world: DeskWorld,
 ) -> None:
     world.save(one(10))
-    known = world.facts.saves[1]
-    world.facts.saves[1] = dataclasses.replace(known, state=DISTRUSTED, why="rank 0 could not load it")
-    world.desk.mirror(world.facts)
+    known = world.facts.checkpoints[1]
+    world.facts.checkpoints[1] = dataclasses.replace(known, state=DISTRUSTED, why="rank 0 could not load it")
+    world.desk.apply_decisions(world.facts)
     world.learn()
     read, _ = ledger.read(world.job.root, world.job.ledger)
     assert (read[1].state, read[1].why) == (DISTRUSTED, "rank 0 could not load it")
-    world.facts.saves[1] = known
+    world.facts.checkpoints[1] = known
     world.restart()
     assert (world.saves[1].state, world.saves[1].why) == (WHOLE, "")
 
 
 def test_what_the_brain_knows_less_of_is_not_taken_over_by_the_ledger(world: DeskWorld) -> None:
     world.save(one(10))
-    world.facts.saves[1] = dataclasses.replace(world.facts.saves[1], state=OPEN)
-    world.desk.mirror(world.facts)
+    world.facts.checkpoints[1] = dataclasses.replace(world.facts.checkpoints[1], state=OPEN)
+    world.desk.apply_decisions(world.facts)
     assert world.states() == [WHOLE]
 
 
@@ -559,7 +578,7 @@ def test_a_script_that_began_anew_is_told_and_the_steps_of_its_saves_are_counted
     world.save({"weights.pt": torch_save(Model())}, steps=9)
     assert world.latest().step == 59
     world.save(one(10), steps=10)
-    (began,) = [event for event in world.events if isinstance(event, e.BeganElsewhere)]
+    (began,) = [event for event in world.events if isinstance(event, e.ResumedElsewhere)]
     assert (began.attempt, began.step, began.main, began.steps) == (2, 0, "step_10.pt", 10)
     assert [(save.main, save.step) for save in world.saves.values()] == [
         ("step_50.pt", 50), ("weights.pt", 9), ("step_10.pt", 10),
@@ -573,11 +592,11 @@ def test_while_the_disk_is_full_all_waits_so_that_nothing_is_acknowledged_that_t
     world: DeskWorld, disk: FakeDisk
 ) -> None:
     world.write(one(10))
-    world.desk.seen(world.at, "n0", world.seen("step_10.pt"), world.gang)
+    world.desk.enter_report(world.at, "n0", world.seen("step_10.pt"), world.gang)
     disk.room_bytes, disk.at_wait = 0, lambda: told.append(ledger.read(world.job.root, world.job.ledger)[0])
     told: list[object] = []
     (news,) = world.learn()
-    assert told == [{}, {}] and isinstance(news, e.SaveChanged)
+    assert told == [{}, {}] and isinstance(news, e.CheckpointChanged)
     assert ledger.read(world.job.root, world.job.ledger)[0] == world.saves != {}
 
 
@@ -591,7 +610,7 @@ def test_a_ledger_that_cannot_be_written_for_another_reason_is_written_later(
     seen = world.seen("step_10.pt")
     with monkeypatch.context() as broken:
         broken.setattr(os, "fsync", refuse)
-        world.desk.seen(world.at, "n0", seen, world.gang)
+        world.desk.enter_report(world.at, "n0", seen, world.gang)
         world.learn()
         world.learn()
         (note,) = world.notes
@@ -622,7 +641,7 @@ def test_a_save_that_finds_no_room_to_be_kept_is_whole_all_the_same_and_that_is_
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "link", refuse)
-    saves: list[Save] = [world.save(one(step), steps=step) for step in (10, 20)]
+    saves: list[CheckpointRecord] = [world.save(one(step), steps=step) for step in (10, 20)]
     assert [save.state for save in saves] == [WHOLE, WHOLE] and world.kept() == []
     (note,) = world.notes
     assert note.startswith("step_10.pt is not kept: the disk is too full")

@@ -10,13 +10,13 @@ import pytest
 
 from orchestrator.backends.api import Direction
 from orchestrator.brain.model import events as e
-from orchestrator.core.checkpoints.save import Closing, Place, SaveState
+from orchestrator.core.checkpoints.checkpoint import CheckpointState, CompletionReason, FileLocation
 from orchestrator.core.wire import reports
 from tests.support.desk_world import DeskWorld, Files
 from tests.support.saved_files import Model, adam, distributed, torch_save
 
 OPEN, WHOLE, TORN, GONE, PRUNED, DISTRUSTED = (
-    SaveState.OPEN, SaveState.WHOLE, SaveState.TORN, SaveState.GONE, SaveState.PRUNED, SaveState.DISTRUSTED,
+    CheckpointState.OPEN, CheckpointState.WHOLE, CheckpointState.TORN, CheckpointState.GONE, CheckpointState.PRUNED, CheckpointState.DISTRUSTED,
 )  # fmt: skip
 
 
@@ -55,15 +55,15 @@ def test_a_save_is_on_its_way_once_it_is_closed_and_hashed_and_whole_when_it_is_
     world: DeskWorld,
 ) -> None:
     world.save({"step_10.pt": state(10)})
-    assert (world.latest().state, world.latest().is_coming) == (OPEN, True)
-    assert world.facts.saves[1].is_coming and world.told(1) == [OPEN, OPEN]
+    assert (world.latest().state, world.latest().is_in_transit) == (OPEN, True)
+    assert world.facts.checkpoints[1].is_in_transit and world.told(1) == [OPEN, OPEN]
     assert world.home() == {}
     world.arrive("n0")
     save = world.latest()
-    assert (save.state, save.is_coming, save.closed_by) == (WHOLE, False, Closing.STEPS)
+    assert (save.state, save.is_in_transit, save.closed_by) == (WHOLE, False, CompletionReason.STEPS)
     assert save.path == str(world.job.checkpoints / "step_10.pt")
-    assert save.places == (
-        Place("", str(world.job.checkpoints)), Place("n0", str(world.place("n0")), ("step_10.pt",)),
+    assert save.locations == (
+        FileLocation("", str(world.job.checkpoints)), FileLocation("n0", str(world.place("n0")), ("step_10.pt",)),
     )  # fmt: skip
     assert world.home() == {"step_10.pt": state(10)}
 
@@ -71,7 +71,7 @@ def test_a_save_is_on_its_way_once_it_is_closed_and_hashed_and_whole_when_it_is_
 def test_nothing_is_fetched_before_it_is_hashed(world: DeskWorld) -> None:
     world.write({"step_10.pt": state(10)})
     seen = world.seen("step_10.pt")
-    world.desk.seen(world.at, "n0", seen, world.gang)
+    world.desk.enter_report(world.at, "n0", seen, world.gang)
     world.go_on()
     assert world.copier is not None and world.copier.begun == {}
     world.hash(seen)
@@ -119,7 +119,7 @@ def test_a_part_that_comes_when_the_rest_is_at_home_makes_it_open_until_it_is_th
     assert world.states() == [WHOLE]
     world.write(_own("step_10", "n1", 10), "n1")
     world.report("step_10", "n1")
-    assert world.states() == [OPEN] and world.facts.saves[1].state is OPEN
+    assert world.states() == [OPEN] and world.facts.checkpoints[1].state is OPEN
     world.restart()
     world.go_on()
     world.arrive()
@@ -128,13 +128,13 @@ def test_a_part_that_comes_when_the_rest_is_at_home_makes_it_open_until_it_is_th
 
 
 def test_where_a_host_sees_the_job_folder_nothing_is_fetched(world: DeskWorld) -> None:
-    world.desk.ships = lambda node: node != "n0"
+    world.desk.is_remote = lambda node: node != "n0"
     shutil.rmtree(world.far, ignore_errors=True)
     (world.far / "n0").mkdir(parents=True)
     (world.far / "n0" / "checkpoints").symlink_to(world.job.checkpoints)
     save = world.save({"step_10.pt": state(10)})
     assert world.copier is not None and world.copier.begun == {}
-    assert (save.state, save.places) == (WHOLE, (Place("", str(world.job.checkpoints)),))
+    assert (save.state, save.locations) == (WHOLE, (FileLocation("", str(world.job.checkpoints)),))
     assert world.kept() == ["1"]
 
 
@@ -173,19 +173,19 @@ def test_one_that_was_written_over_before_it_came_is_gone_and_the_one_at_home_st
 def test_one_that_was_written_over_before_it_was_hashed_is_gone_and_not_waited_for(world: DeskWorld) -> None:
     world.write({"last.pt": state(10)})
     seen = world.seen("last.pt")
-    world.desk.seen(world.at, "n0", seen, world.gang)
+    world.desk.enter_report(world.at, "n0", seen, world.gang)
     world.go_on()
-    assert world.latest().is_coming
+    assert world.latest().is_in_transit
     world.save({"last.pt": state(20)}, steps=20)
-    assert (world.saves[1].state, world.saves[1].is_coming) == (GONE, False)
-    assert world.facts.saves[1].state is GONE
+    assert (world.saves[1].state, world.saves[1].is_in_transit) == (GONE, False)
+    assert world.facts.checkpoints[1].state is GONE
     world.arrive()
     assert world.states() == [GONE, WHOLE] and world.home() == {"last.pt": state(20)}
 
 
 def test_what_an_agent_that_died_had_not_hashed_comes_home_once_the_attempt_is_over(world: DeskWorld) -> None:
     world.write({"step_10.pt": state(10)})
-    world.desk.seen(world.at, "n0", world.seen("step_10.pt"), world.gang)
+    world.desk.enter_report(world.at, "n0", world.seen("step_10.pt"), world.gang)
     world.go_on()
     world.stop()
     world.arrive()
@@ -222,7 +222,7 @@ def test_an_older_save_of_a_name_that_comes_late_does_not_replace_a_newer_one(wo
 
 def test_a_save_of_which_a_lost_host_may_have_had_a_part_is_torn_and_stays_torn(world: DeskWorld) -> None:
     world.write(_own("step_10", "n0", 10), "n0")
-    world.report("step_10", "n0", closed_by=Closing.NONE)
+    world.report("step_10", "n0", closed_by=CompletionReason.NONE)
     world.lose("n1")
     world.stop("n0")
     assert world.states() == [TORN] and world.latest().why.startswith("n1 was lost before it reported")
@@ -247,7 +247,7 @@ def test_a_copy_that_fails_leaves_its_save_gone_with_the_reason(world: DeskWorld
     world.save({"step_10.pt": state(10)})
     world.arrive("n0", "n0 was unreachable for 60 min")
     assert (world.latest().state, world.latest().why) == (GONE, "n0 was unreachable for 60 min")
-    assert not world.facts.saves[1].is_coming
+    assert not world.facts.checkpoints[1].is_in_transit
 
 
 def test_a_new_supervisor_fetches_what_was_on_its_way_and_hashed(world: DeskWorld) -> None:
@@ -268,14 +268,14 @@ def test_hosts_move_what_is_torn_and_nothing_at_home_is_moved(world: DeskWorld) 
     world.write(_own("last", "n0", 20), "n0")
     report_part(world, "last", "n0", 20)
     world.write({"last/rank_1.pt": b"cut off"}, "n1")
-    report_part(world, "last", "n1", 20, closed_by=Closing.NONE)
+    report_part(world, "last", "n1", 20, closed_by=CompletionReason.NONE)
     world.compare(1)
     assert world.states() == [WHOLE, TORN]
     assert world.home() == {**_own("last", "n0", 10), **_own("last", "n1", 10)}
-    (own,) = world.desk.torn_on("n1", 2)
-    assert [piece.name for piece in own.pieces] == ["last/rank_1.pt"]
-    assert own.places == (Place("n1", str(world.place("n1")), ("last/rank_1.pt",)),)
-    assert world.desk.torn_on("n2", 2) == () and world.desk.torn_on("n1", 3) == ()
+    (own,) = world.desk.find_torn_on_host("n1", 2)
+    assert [piece.name for piece in own.files] == ["last/rank_1.pt"]
+    assert own.locations == (FileLocation("n1", str(world.place("n1")), ("last/rank_1.pt",)),)
+    assert world.desk.find_torn_on_host("n2", 2) == () and world.desk.find_torn_on_host("n1", 3) == ()
 
 
 def test_what_checkpoint_keep_deletes_at_home_is_deleted_on_the_hosts_that_wrote_it(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_what_checkpoint_keep_deletes_at_home_is_deleted_on_the_hosts_that_wrote
         "step_20/rank_1.pt",
     ]
     discards = world.desk.copies.discards
-    assert [(node, [piece.name for piece in save.pieces]) for node, save in discards] == [
+    assert [(node, [piece.name for piece in save.files]) for node, save in discards] == [
         ("n0", ["step_10/rank_0.pt"]), ("n1", ["step_10/rank_1.pt"]),
     ]  # fmt: skip
 
@@ -322,7 +322,7 @@ def test_a_resume_with_an_absolute_place_leaves_a_save_that_has_not_come_home_wh
     world.plan = dataclasses.replace(world.plan, checkpoint_glob=f"{world.far}/shared/*")
     world.restart()
     assert world.copier is not None and not world.copier.begun
-    assert (world.latest().state, world.latest().is_coming) == (OPEN, True)
+    assert (world.latest().state, world.latest().is_in_transit) == (OPEN, True)
 
 
 def test_a_place_in_the_working_folder_comes_home_and_goes_back_there(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_a_place_in_the_working_folder_comes_home_and_goes_back_there(tmp_path: 
     world.desk.copies.send(world.latest(), "n1", "/far/n1")
     copy = world.copier.of("n1")
     assert (copy.direction, copy.remote_dir) == (Direction.SEND, "/far/n1/code")
-    assert world.desk.copies.there(world.latest(), "n1", "/far/n1").path == "/far/n1/code/out/a.pt"
+    assert world.desk.copies.locate_on_host(world.latest(), "n1", "/far/n1").path == "/far/n1/code/out/a.pt"
 
 
 # Where hosts save outside of the job's folder
@@ -349,20 +349,20 @@ def save_outside(world: DeskWorld, name: str, step: int, *, is_torn: bool = Fals
     root = seen.part.root
     (Path(root) / name).unlink()
     seen = dataclasses.replace(seen, key=f"{root}/{seen.key}", series=f"{root}/{seen.series}")
-    world.desk.seen(world.at, "n0", seen, world.gang)
+    world.desk.enter_report(world.at, "n0", seen, world.gang)
     world.go_on()
 
 
 @pytest.mark.parametrize(("node", "expected"), [("n2", [DISTRUSTED, DISTRUSTED]), ("n0", [WHOLE, WHOLE])])
 def test_what_a_host_wrote_on_its_own_disk_is_given_up_where_another_one_lacks_it(
-    world: DeskWorld, node: str, expected: list[SaveState]
+    world: DeskWorld, node: str, expected: list[CheckpointState]
 ) -> None:
     for step in (10, 20):
         save_outside(world, f"step_{step}.pt", step)
     assert (world.states(), world.latest().host) == ([WHOLE, WHOLE], "n0")
-    world.desk.learn(e.FromNode(1.0, node, reports.PrepareFailed(2, "step_20.pt is gone", "", 2)))
+    world.desk.give_up_invisible(e.FromNode(1.0, node, reports.PrepareFailed(2, "step_20.pt is gone", "", 2)))
     world.learn()
-    assert [save.state for save in world.facts.saves.values()] == world.states() == expected
+    assert [save.state for save in world.facts.checkpoints.values()] == world.states() == expected
 
 
 def test_a_torn_save_outside_is_moved_where_it_lies(world: DeskWorld) -> None:
@@ -370,5 +370,9 @@ def test_a_torn_save_outside_is_moved_where_it_lies(world: DeskWorld) -> None:
     save_outside(world, "step_20.pt", 20, is_torn=True)
     world.stop()
     world.compare(1)
-    (torn,) = world.desk.torn_on("n0", 2)
-    assert (world.states(), torn.number, torn.places) == ([WHOLE, TORN], 2, (Place("", str(world.place())),))
+    (torn,) = world.desk.find_torn_on_host("n0", 2)
+    assert (world.states(), torn.number, torn.locations) == (
+        [WHOLE, TORN],
+        2,
+        (FileLocation("", str(world.place())),),
+    )

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.checkpoints import disk
-from orchestrator.core.checkpoints.save import Save, SaveState
+from orchestrator.core.checkpoints.checkpoint import CheckpointRecord, CheckpointState
 from orchestrator.core.wire import reports
 from tests.support.desk_world import DeskWorld
 from tests.support.saved_files import Model, torch_save
@@ -45,7 +45,7 @@ class Training:
             file = name if is_single else f"{name}/rank_{node[1:]}.pt"
             self.world.write({file: torch_save(Model(), data=bytes([self.step % 251]) * 16)}, node)
             seen[node] = self.world.seen(file, node, self.step)
-        stamps = [{(piece.name, piece.mtime_ns) for piece in one.part.pieces} for one in seen.values()]
+        stamps = [{(piece.name, piece.mtime_ns) for piece in one.part.files} for one in seen.values()]
         wholes = (
             [frozenset(own) for own in stamps] if is_single else [frozenset[tuple[str, int]]().union(*stamps)]
         )
@@ -77,12 +77,12 @@ class Training:
         )
 
     def _report(self, node: str, seen: reports.SaveSeen) -> None:
-        pieces = disk.hashed(Path(seen.part.root), seen.part.pieces) or ()
+        pieces = disk.hash_files(Path(seen.part.root), seen.part.files) or ()
         digests = reports.SaveHashed(seen.attempt, seen.key, pieces)
 
         def report() -> None:
-            self.world.desk.seen(self.world.at, node, seen, self.world.gang)
-            self.world.desk.hashed(self.world.at, node, digests)
+            self.world.desk.enter_report(self.world.at, node, seen, self.world.gang)
+            self.world.desk.enter_hashes(self.world.at, node, digests)
             self.world.learn()
 
         self.said[node].append(report)
@@ -97,14 +97,14 @@ class Training:
         """A save that is whole, or is fetched as such, is exactly what one writing has left."""
         wholes = [whole for versions in self.versions.values() for version in versions for whole in version]
         for save in self.world.saves.values():
-            if save.state is SaveState.WHOLE or save.is_coming:
+            if save.state is CheckpointState.WHOLE or save.is_in_transit:
                 assert stamps_of(save) in wholes, save
-            if save.state is SaveState.WHOLE:
+            if save.state is CheckpointState.WHOLE:
                 assert disk.compare(save, deep=True).fault == "", save
 
 
-def stamps_of(save: Save) -> Stamps:
-    return frozenset((piece.name, piece.mtime_ns) for piece in save.pieces)
+def stamps_of(save: CheckpointRecord) -> Stamps:
+    return frozenset((piece.name, piece.mtime_ns) for piece in save.files)
 
 
 MOVES = st.one_of(
@@ -170,7 +170,7 @@ def test_whatever_happens_what_is_whole_is_of_one_writing_and_has_all_its_parts(
     world.arrive()
     world.compare()
     training.check()
-    assert not any(save.is_coming for save in world.saves.values())
-    home = {stamps_of(save) for save in world.saves.values() if save.state is SaveState.WHOLE}
+    assert not any(save.is_in_transit for save in world.saves.values())
+    home = {stamps_of(save) for save in world.saves.values() if save.state is CheckpointState.WHOLE}
     for versions in training.versions.values() if is_unbroken else ():
         assert home.intersection(versions[-1]), "the last writing of each name is at home"

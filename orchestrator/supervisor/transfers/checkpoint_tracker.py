@@ -1,0 +1,458 @@
+"""Checkpoint tracker, the only writer of the ledger: enters what agents report, completes, verifies, keeps and prunes checkpoints.
+
+Rules
+- Changes are written to the ledger first; events and acknowledgements follow. On a full disk `news` waits, as the journal does.
+- Where hosts do not see this disk, a checkpoint counts once it is complete in the job folder (`save_copies`).
+- Nothing else waits: files are read, linked, moved and deleted in a thread.
+- Files that a script overwrites or deletes before its next checkpoint is complete stay in `.kept/NUMBER` until then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+from orchestrator.backends.api import BulkCopier, Wake
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import Facts
+from orchestrator.brain.model.rank_facts import RankState
+from orchestrator.core.checkpoints import disk, steps
+from orchestrator.core.checkpoints.checkpoint import (
+    CheckpointRecord,
+    CheckpointState,
+    CompletionReason,
+    FileLocation,
+)
+from orchestrator.core.checkpoints.ledger import Ledger
+from orchestrator.core.checkpoints.resume_choice import ResumeOverride, choose_checkpoint, find_expendable
+from orchestrator.core.jobdir import full_disk
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.wire import reports
+from orchestrator.supervisor.transfers import checkpoint_copies, checkpoint_disk, completion
+from orchestrator.supervisor.transfers.resume_source import ResumeSourceTracker
+
+UNSURE_S = 5.0
+"""The pause before a file that cannot be read is tried again."""
+
+REPORTED_MAX = 300
+"""How many of the latest checkpoints a new supervisor reports to the brain."""
+
+
+class CheckpointTracker:
+    """All checkpoints of one job."""
+
+    def __init__(self, job: JobDir, plan: Plan, copier: BulkCopier | None, wake: Wake) -> None:
+        """`wake` is called, from any thread, when `news` has something. Raises OSError."""
+        self._job = job
+        self._keep, self._keep_every = plan.checkpoint_keep, plan.checkpoint_keep_every
+        self._ledger = Ledger(job.root, job.ledger)
+        self._continuations: dict[int, completion.ContinuationTracker] = {}
+        self.notes: list[str] = [*self._ledger.faults]
+        self._thread = checkpoint_disk.DiskThread(wake)
+        self._folders = checkpoint_disk.LocalCheckpointFolders(job, plan)
+        self._retention = checkpoint_disk.RetentionPolicy(
+            self._folders, job.checkpoints / disk.KEPT_FOLDER, self._thread, self.notes
+        )
+        self._pruning: set[int] = set()
+        self._copied_stamps = frozenset[
+            tuple[str, int, int]
+        ]()  # the files of the last copied open checkpoint
+        self._stopped_nodes: set[tuple[int, str]] = (
+            set()
+        )  # nodes with a rank that will not continue, by attempt
+        self._heartbeats: dict[str, completion.HeartbeatHistory] = {}
+        self._gang = completion.CheckpointGang(0, 0, 0, ())
+        self._pin: ResumeOverride | None = None
+        # A comparison whose files could not be read, and when to try again
+        self._retry: tuple[float, d.CompareCheckpoint] | None = None
+        self._events: list[e.Event] = []
+        self.deep = False
+        # Whether a node does not see this disk
+        self.is_remote: Callable[[str], bool] = lambda node: True
+        far = copier if plan.ssh is not None else None
+        self.copies = checkpoint_copies.CheckpointCopies(
+            job, far, self._folders.checkpoint_folder, plan.checkpoint_glob
+        )
+        self._resume_sources = ResumeSourceTracker()
+
+    @property
+    def checkpoints(self) -> dict[int, CheckpointRecord]:
+        return self._ledger.checkpoints
+
+    # What happens
+
+    def begin(self, facts: Facts, at: float) -> None:
+        """Continue from an earlier supervisor: report to the brain what the ledger has and the brain does not know."""
+        if facts.attempt is not None:
+            ended = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.EXITED]
+            self._stopped_nodes = {(facts.attempt.number, rank.node) for rank in ended if not rank.ended_well}
+        for number, known in facts.checkpoints.items():
+            if number not in self.checkpoints:
+                why = "it is no longer in the ledger"
+                gone = dataclasses.replace(known, state=CheckpointState.GONE, why=why)
+                self._events.append(e.CheckpointChanged(at, gone))
+        self.apply_decisions(facts)
+        for save in sorted(self.checkpoints.values(), key=lambda save: save.number)[-REPORTED_MAX:]:
+            if facts.checkpoints.get(save.number) != completion.summarize(save):
+                self._events.append(e.CheckpointChanged(at, completion.summarize(save)))
+            if save.state is CheckpointState.OPEN:
+                watch = self._continuations[save.number] = completion.ContinuationTracker()
+                if save.parts:
+                    watch.note_change(save, {})
+            if save.is_in_transit and self._folders.is_copied(save):
+                self.copies.fetch(save)
+
+    def enter_report(
+        self, at: float, node: str, report: reports.SaveSeen, gang: completion.CheckpointGang
+    ) -> None:
+        """Enter what an agent reports of a checkpoint of the current attempt."""
+        self._gang = gang
+        unfit = checkpoint_copies.find_invalid_names(report)
+        if report.attempt != gang.attempt or unfit:
+            self.notes += [f"{node} reports a checkpoint that is refused: {unfit}"] if unfit else []
+            return
+        part = dataclasses.replace(report.part, host=node)
+        self._give_up_rewritten(at, report)
+        save = previous = self._find_or_open(report, gang)
+        # Where nodes share this disk, an agent reports the files of all
+        others = completion.rebuild_parts(save) if self._is_fetched(save, node) else ()
+        parts = (*(old for old in others if old.host != node), part)
+        pieces = {name: piece for name, (_, piece) in completion.collect_files(parts).items()}
+        save = dataclasses.replace(
+            save, state=CheckpointState.OPEN, closed_by=CompletionReason.NONE, parts=parts, main=min(save.main, report.main),
+            files=tuple(pieces.values()), steps=min(part.steps for part in parts), is_in_transit=False,
+            is_new=all(part.is_new for part in parts),
+        )  # fmt: skip
+        is_known = save.number in self.checkpoints and (previous.state, previous.is_in_transit) == (
+            CheckpointState.OPEN,
+            False,
+        )
+        if previous.is_in_transit:
+            self.copies.cancel_fetch(save.number)
+        self._ledger.put(save)
+        beats = {node: own for node, own in self._heartbeats.items() if own.latest.attempt == gang.attempt}
+        self._continuations.setdefault(save.number, completion.ContinuationTracker()).note_change(save, beats)
+        if not is_known:
+            self._emit_change(at, save)
+        for number in list(self._continuations):  # also those that this one follows
+            self._assess(at, number, gang)
+
+    def enter_reads(
+        self, at: float, node: str, report: reports.CheckpointsRead, gang: completion.CheckpointGang
+    ) -> None:
+        """Enter what the ranks of a node had read before their first steps, which may show the checkpoint they resumed from."""
+        began = self._resume_sources.add_report(node, report, gang, self.checkpoints.values(), self._newest())
+        if began is not None and report.attempt == gang.attempt:
+            self._events.append(e.CheckpointRead(at, gang.attempt, began.save, began.other))
+            note = functools.partial(self._resume_sources.stated_steps.__setitem__, gang.attempt)
+            self._thread.submit(lambda: self._folders.stated_step(began.other), lambda _, step: note(step))
+
+    def enter_hashes(self, at: float, node: str, report: reports.SaveHashed) -> None:
+        """Enter the sha256 of a checkpoint's files, where they are still those."""
+        digests = {piece.stamp: piece.sha256 for piece in report.pieces}
+        for save in self._find_by_key(report.key, report.attempt):
+            if (known := completion.set_digests(save, digests)) != save:
+                self._ledger.put(known)
+                if known.is_in_transit and known.is_hashed:
+                    self.copies.fetch(known)
+
+    def enter_heartbeat(
+        self, at: float, node: str, heartbeat: reports.Heartbeat, gang: completion.CheckpointGang
+    ) -> None:
+        """Enter a heartbeat, which may show that its node has continued."""
+        if heartbeat.attempt != gang.attempt:
+            return
+        self._gang = gang
+        if (gang.attempt, node) in self._stopped_nodes:
+            return
+        self._heartbeats.setdefault(node, completion.HeartbeatHistory(heartbeat)).add(heartbeat)
+        for number, watch in list(self._continuations.items()):
+            if watch.add_heartbeat(node, heartbeat):
+                self._assess(at, number, gang)
+
+    def give_up_invisible(self, event: e.FromNode) -> None:
+        """Note a rank that will not continue; one that ended by itself with code 0 counts as continued. Distrust checkpoints on a
+        disk that this machine does not see, where another host that is to resume from one lacks it: they share no disk."""
+        match event.report:
+            case reports.Exited() as exited if exited.code != 0 or exited.ordered:
+                self._stopped_nodes.add((exited.attempt, event.node))
+                self._heartbeats.pop(event.node, None)
+            case reports.PrepareFailed() as failed if (
+                lost := self.find_on_host_disk(failed.save)
+            ) is not None:
+                for save in checkpoint_disk.distrust_invisible(self.checkpoints.values(), lost, event.node):
+                    self._enter(event.at, save)
+
+    def close_stopped(self, at: float, gang: completion.CheckpointGang) -> None:
+        """Assess open checkpoints after a node has stopped the attempt, or was lost with it."""
+        self._gang = gang
+        for number in list(self._continuations):
+            self._assess(at, number, gang)
+        if gang.is_over:
+            self.copies.fetch_unhashed(self.checkpoints.values(), gang.attempt)
+
+    def apply_decisions(self, facts: Facts) -> None:
+        """Enter the brain's decisions about checkpoints."""
+        self._pin = facts.resume_override
+        for number, known in facts.checkpoints.items():
+            save = self.checkpoints.get(number)
+            if save is not None and {save.state, known.state} == {
+                CheckpointState.WHOLE,
+                CheckpointState.DISTRUSTED,
+            }:
+                self._ledger.put(dataclasses.replace(save, state=known.state, why=known.why))
+
+    def compare(self, at: float, order: d.CompareCheckpoint) -> None:
+        """Close all checkpoints of an attempt, and compare the one that the next attempt is to resume from; `SaveCompared` follows."""
+        self._retry = None
+        gang = dataclasses.replace(self._gang, lost=frozenset(self._gang.nodes))
+        for number in list(self._continuations):
+            self._assess(at, number, gang)
+        self.copies.fetch_unhashed(self.checkpoints.values(), gang.attempt)
+        self.deep = order.deep
+        save = None if self.find_on_host_disk(order.save) else self.checkpoints.get(order.save)
+        known, kept, homes = (
+            list(self.checkpoints.values()),
+            self._retention.kept_folder(order.save),
+            self._folders,
+        )
+        self._thread.submit(
+            lambda: checkpoint_disk.check_before_attempt(homes, save, kept, known, order),
+            lambda at, ready: self._finish_compare(at, order, ready),
+        )
+
+    def end_job(self, at: float) -> None:
+        """Delete kept copies at the end of the job, if the newest checkpoint is in its place."""
+        if (save := self._newest()) is not None:
+            self._retention.delete_kept(save)
+
+    def take_events(self, at: float) -> list[e.Event]:
+        """Return the events since the last call, for the brain."""
+        if self._retry is not None and at >= self._retry[0]:
+            self.compare(at, self._retry[1])
+        self._thread.run_callbacks(at)
+        for number, fault in self.copies.take_fetched():
+            self._finish_fetch(at, number, fault)
+        self.notes += full_disk.retry_while_full(self._ledger.try_flush)
+        events, self._events = self._events, []
+        return events
+
+    def find_on_host_disk(self, number: int) -> CheckpointRecord | None:
+        """Return a checkpoint if it is on a disk that hosts see and this machine does not: a host has to compare it."""
+        save = self.checkpoints.get(number)
+        is_theirs = save is not None and self._folders.is_on_host_disk(save)
+        return save if is_theirs and not self._retention.kept_folder(number).is_dir() else None
+
+    def find_torn_on_host(self, node: str, attempt: int) -> tuple[CheckpointRecord, ...]:
+        """Return the torn checkpoints of the attempt before this one, as they are on a host."""
+        return checkpoint_disk.find_torn_on_host(
+            self.checkpoints.values(), node, attempt - 1, self._folders, len(self._gang.nodes)
+        )
+
+    def close(self) -> None:
+        """End the thread, once what it has begun is done."""
+        self._thread.close()
+
+    def _find_or_open(self, report: reports.SaveSeen, gang: completion.CheckpointGang) -> CheckpointRecord:
+        """Return the checkpoint that a report is about: one that is open, or a new one."""
+        known = self._find_by_key(report.key, report.attempt)
+        last = known[-1] if known else None
+        is_open = last is not None and last.state is CheckpointState.OPEN and not last.is_in_transit
+        if last is not None and (is_open or report.key != report.series):
+            return last
+        return completion.new_checkpoint(self._ledger.next_number, report, gang.world_size)
+
+    def _give_up_rewritten(self, at: float, report: reports.SaveSeen) -> None:
+        """Give up checkpoints that a host has overwritten before they were hashed: they cannot be fetched any more."""
+        for save in self._find_by_key(report.key, report.attempt) if report.key == report.series else ():
+            if self.copies.is_overwritten(save, report.part):
+                self._finish_fetch(at, save.number, f"{save.main} was overwritten before it was hashed")
+
+    def _is_fetched(self, save: CheckpointRecord, node: str) -> bool:
+        return self._folders.is_copied(save) and self.is_remote(node)
+
+    def _find_by_key(self, key: str, attempt: int) -> list[CheckpointRecord]:
+        return [save for save in self.checkpoints.values() if (save.key, save.attempt) == (key, attempt)]
+
+    def _assess(self, at: float, number: int, gang: completion.CheckpointGang) -> None:
+        save = self.checkpoints[number]
+        if save.state is not CheckpointState.OPEN or save.is_in_transit or not save.parts:
+            self._continuations.pop(number, None)
+            return
+        if save.attempt != gang.attempt:  # nothing more will be reported of it
+            gang = completion.CheckpointGang(save.attempt, 0, save.world_size, ())
+        assessment = completion.assess(save, self._continuations[number], gang, self.checkpoints.values())
+        if assessment.state is CheckpointState.OPEN:
+            self._ledger.put(dataclasses.replace(save, why=assessment.why))
+            self._copy_proved(save, assessment, gang)
+        else:
+            self._close(at, save, assessment, gang)
+
+    def _copy_proved(
+        self, save: CheckpointRecord, assessment: completion.Assessment, gang: completion.CheckpointGang
+    ) -> None:
+        """Copy a checkpoint whose format alone shows that it is complete, since its ranks may overwrite it; the copy counts."""
+        (part, *others), place = save.parts, FileLocation("", str(self._folders.folder(save)))
+        is_shown = part.closed_by is CompletionReason.FINAL_FILE and not assessment.why and not others
+        if not is_shown or self._copied_stamps == save.stamps or self._is_fetched(save, part.host):
+            return
+
+        def close_kept(at: float, is_kept: bool) -> None:
+            now = self.checkpoints[save.number]
+            if is_kept and now.state is CheckpointState.OPEN and now.stamps == save.stamps:
+                self._close(at, now, completion.Assessment(CheckpointState.WHOLE, part.closed_by, ""), gang)
+
+        self._copied_stamps = save.stamps
+        self._retention.copy(dataclasses.replace(save, locations=(place,)), close_kept)
+
+    def _close(
+        self,
+        at: float,
+        save: CheckpointRecord,
+        assessment: completion.Assessment,
+        gang: completion.CheckpointGang,
+    ) -> None:
+        state, pieces, host = (
+            completion.merge_readings(save),
+            completion.collect_files(save.parts),
+            save.parts[0].host,
+        )
+        save = dataclasses.replace(
+            save, state=assessment.state, closed_by=assessment.closed_by, why=assessment.why, is_damaged=assessment.is_damaged, format=state.format,
+            content=state.content, fits_any_size=state.fits_any_size, stated=state.step, cites=state.cites,
+            written_ns=max((piece.mtime_ns for _, piece in pieces.values()), default=0),
+            files=tuple(piece for _, piece in pieces.values()), parts=(),
+            locations=completion.locate_files(save.parts, self._folders.folder(save), functools.partial(self._is_fetched, save)),
+        )  # fmt: skip
+        save = self._with_step(at, save, gang)
+        is_far = any(place.host for place in save.locations)
+        if assessment.state is CheckpointState.WHOLE and is_far:
+            save = dataclasses.replace(save, state=CheckpointState.OPEN, is_in_transit=True)
+            if save.is_hashed:
+                self.copies.fetch(save)
+        elif assessment.state is CheckpointState.WHOLE and self._folders.is_on_host_disk(save):
+            save = dataclasses.replace(
+                save, locations=(*save.locations, FileLocation(host, save.locations[0].root))
+            )
+        self._enter(at, save)
+        self._continuations.pop(save.number, None)
+
+    def _with_step(
+        self, at: float, save: CheckpointRecord, gang: completion.CheckpointGang
+    ) -> CheckpointRecord:
+        """Return a checkpoint with the job's step, and note where its attempt truly began if it shows that."""
+        others = [other for other in self.checkpoints.values() if other.number != save.number]
+        misstated, base = steps.are_steps_misstated([*others, save]), gang.base_step
+        read = self._resume_sources.stated_steps.get(save.attempt, 0)
+        began = steps.find_true_start(save, base, others, misstated=misstated, read=read)
+        if began is not None:
+            self._events.append(e.ResumedElsewhere(at, save.attempt, began, save.main, save.steps))
+            for other in others:
+                if other.attempt == save.attempt and other.step is not None and other.stated is None:
+                    self._enter(at, dataclasses.replace(other, step=other.step - base + began))
+            self._gang = dataclasses.replace(self._gang, base_step=began)
+        step, source = steps.job_step(save, base if began is None else began, misstated=misstated)
+        return dataclasses.replace(save, step=step, step_source=source)
+
+    def _enter(self, at: float, save: CheckpointRecord) -> None:
+        """Enter a checkpoint whose state has changed; a complete one may replace, keep and prune others."""
+        is_new = (
+            save.state is CheckpointState.WHOLE
+            and self.checkpoints[save.number].state is not CheckpointState.WHOLE
+        )
+        self._ledger.put(save)
+        self._emit_change(at, save)
+        if not is_new:
+            return
+        for other in list(self.checkpoints.values()):
+            if other.number == save.number or not checkpoint_copies.shares_files(save, other):
+                continue
+            if other.state is CheckpointState.WHOLE and self._folders.is_in_place(other):
+                why = f"was overwritten by checkpoint {save.number}"
+            elif other.is_in_transit and other.number < save.number:
+                self.copies.cancel_fetch(other.number)
+                why = checkpoint_copies.superseded_reason(save.number)
+            else:
+                continue
+            gone = dataclasses.replace(other, state=CheckpointState.GONE, why=why, is_in_transit=False)
+            self._ledger.put(gone)
+            self._emit_change(at, gone)
+        newest = self._newest()
+        is_far = any(place.host for place in save.locations)
+        if newest is not None and newest.number == save.number and not is_far:
+            self._retention.keep(save)
+        self._prune()
+
+    def _emit_change(self, at: float, save: CheckpointRecord) -> None:
+        self._events.append(e.CheckpointChanged(at, completion.summarize(save)))
+
+    def _newest(self) -> CheckpointRecord | None:
+        return choose_checkpoint(self.checkpoints.values(), self._gang.world_size, self._pin).checkpoint
+
+    def _prune(self) -> None:
+        if self._keep is None:
+            return
+        for save in find_expendable(self.checkpoints.values(), self._keep, self._keep_every, self._newest()):
+            is_own = save.is_named or self._folders.is_in_job_folder(save)
+            if save.number not in self._pruning and is_own and self._folders.is_in_place(save):
+                self._pruning.add(save.number)
+                delete = functools.partial(disk.delete_checkpoint, save, self._folders.folder(save))
+                self._thread.submit(delete, functools.partial(self._finish_prune, save))
+
+    def _finish_prune(self, save: CheckpointRecord, at: float, why: str) -> None:
+        if why:
+            self.notes.append(f"{save.main} was not deleted, though checkpoint.keep is {self._keep}: {why}")
+            return
+        known = self.checkpoints[save.number]
+        self._enter(at, dataclasses.replace(known, state=CheckpointState.PRUNED, why="checkpoint.keep"))
+        self.copies.discard(save)
+
+    def _finish_compare(
+        self, at: float, order: d.CompareCheckpoint, ready: checkpoint_disk.PreAttemptCheck
+    ) -> None:
+        for number, moves in ready.moved.items():
+            moved = ", ".join(f"{name} to {to}" for name, to in moves)
+            torn = self.checkpoints.get(number)  # none for `checkpoint_disk.BEGUN`
+            if moved:
+                self.notes.append(f"torn checkpoint ({torn.why if torn else 'no file yet'}): moved {moved}")
+            if moved and torn:
+                self._ledger.put(dataclasses.replace(torn, why=f"{torn.why}; moved {moved}", locations=()))
+        fault = ""
+        if ready.comparison is not None and ready.comparison.is_unsure:
+            self.notes.append(f"{ready.comparison.fault}: trying again in {UNSURE_S:g} s")
+            self._retry = (at + UNSURE_S, order)
+            return
+        if ready.comparison is not None:
+            save, fault = self.checkpoints[order.save], ready.comparison.fault
+            if fault:
+                save = dataclasses.replace(save, state=CheckpointState.GONE, why=fault)
+            else:
+                pieces, by = ready.comparison.pieces, ready.comparison.compared
+                save = dataclasses.replace(save, files=pieces, compared=by, locations=ready.places)
+            if completion.summarize(save) != completion.summarize(self.checkpoints[order.save]):
+                self._emit_change(at, save)
+            self._ledger.put(save)
+        self._events.append(e.CheckpointCompared(at, order.attempt, order.save, fault))
+
+    def _finish_fetch(self, at: float, number: int, fault: str) -> None:
+        """Enter that a checkpoint was fetched, or could not be."""
+        save = self.checkpoints[number]
+        if not save.is_in_transit:
+            return
+        if fault:
+            self.notes.append(f"checkpoint {save.main} of attempt {save.attempt} was not copied: {fault}")
+            self._enter(
+                at, dataclasses.replace(save, state=CheckpointState.GONE, why=fault, is_in_transit=False)
+            )
+        else:
+            home = (
+                FileLocation("", str(self._folders.folder(save))),
+                *(place for place in save.locations if place.host),
+            )
+            self._enter(
+                at,
+                dataclasses.replace(save, state=CheckpointState.WHOLE, locations=home, is_in_transit=False),
+            )
