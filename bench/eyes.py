@@ -77,9 +77,7 @@ def said(text: str, env: dict[str, str], *args: str) -> float:
 def step(root: Path) -> None:
     """One optimizer step's share of the hook, by the number of process groups."""
     for count in (1, 4, 8):
-        print(
-            f"hook, a step with {count} groups: {said(STEP, rank(root), str(count)):.0f} ns (aim: below 5,000)"
-        )
+        print(f"hook, a step with {count} groups: {said(STEP, rank(root), str(count)):.0f} ns (aim: below 5,000)")
 
 
 def start(root: Path) -> None:
@@ -97,9 +95,7 @@ def start(root: Path) -> None:
                 after = resource.getrusage(resource.RUSAGE_CHILDREN)
                 took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
             pairs.append(took[0] - took[1])
-        print(
-            f"hook, added to {what}: {statistics.median(pairs) * 1e3:.1f} ms of CPU (aim: below {aim}; {RUNS} pairs)"
-        )
+        print(f"hook, added to {what}: {statistics.median(pairs) * 1e3:.1f} ms of CPU (aim: below {aim}; {RUNS} pairs)")
 
 
 def beat(root: Path) -> None:
@@ -115,9 +111,7 @@ def beat(root: Path) -> None:
         folder = Path(env[layout.RANK_DIR_ENV])
         index = LogIndex(job.rank_index(1, number))
         reader = step_counter.StepCounter(folder / layout.STEP_FILE)
-        processes.append(
-            RankProcess(number, number, sleeper.pid, folder, job.rank_log(1, number), index, reader)
-        )
+        processes.append(RankProcess(number, number, sleeper.pid, folder, job.rank_log(1, number), index, reader))
     ranks = NodeRanks(1, job, "node", processes)
     took_s = []
     try:
@@ -146,9 +140,7 @@ def look(root: Path) -> None:
             took_s.append(time.perf_counter() - began_s)
             time.sleep(LOOK_PAUSE_S)
     worst_s = max(took_s)
-    print(
-        f"agent, a look at {RANKS} ranks: {statistics.median(took_s):.2f} s, worst {worst_s:.2f} s (aim: below 2)"
-    )
+    print(f"agent, a look at {RANKS} ranks: {statistics.median(took_s):.2f} s, worst {worst_s:.2f} s (aim: below 2)")
 
 
 def main() -> int:

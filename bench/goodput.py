@@ -25,7 +25,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.decisions import VerdictKind
 from orchestrator.brain.model.facts import News
-from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.journal import goodput
@@ -146,7 +146,7 @@ def journal(case: Case, way: Way, save_s: float, failures: list[Failure]) -> Ite
 
 
 def _begin(at_s: float, attempt: int, step: int) -> Iterator[News]:
-    resume = Checkpoint(f"step-{step}.pt", step, step) if step else None
+    resume = ResumePoint(f"step-{step}.pt", step, step) if step else None
     yield d.BeginAttempt(at_s, "restart", attempt, resume)
     yield d.To(at_s, "ready", "n0", orders.Start(attempt, "10.0.0.1", 29500, ""))
     yield e.FromNode(at_s, "n0", reports.Started(attempt, (1000,)))

@@ -129,8 +129,7 @@ class _Job:
         usual = statistics.median(self.recent_s[-128:]) if len(self.recent_s) >= 3 else None
         busy = (
             pause.ranks
-            if pause is not None
-            and pause.doing in (observations.Activity.PROGRESSING, observations.Activity.SPINNING)
+            if pause is not None and pause.doing in (observations.Activity.PROGRESSING, observations.Activity.SPINNING)
             else ()
         )
         ranks = tuple(
@@ -160,9 +159,7 @@ class _Job:
         if busy:
             doing = observations.Activity.PROGRESSING if moved else pause.doing
             doing = (
-                observations.Activity.SPINNING
-                if doing is observations.Activity.PROGRESSING and not moved
-                else doing
+                observations.Activity.SPINNING if doing is observations.Activity.PROGRESSING and not moved else doing
             )
         if first:
             doing = observations.Activity.UNKNOWN

@@ -22,7 +22,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core import codec, observations
-from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import orders, reports
@@ -50,9 +50,7 @@ JournaledBrain(JobDir(pathlib.Path(sys.argv[1])), "machine")
 """
 COMMAND = f"{MEASURED}\nfrom orchestrator.cli import main\nmain()"
 
-FRAMES = tuple(
-    f"{jobs.ROOT}/code/package/module_{frame}.py:{100 + frame} function_{frame}" for frame in range(20)
-)
+FRAMES = tuple(f"{jobs.ROOT}/code/package/module_{frame}.py:{100 + frame} function_{frame}" for frame in range(20))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ class Cost:
 
 def begin(attempt: int, at: float) -> Iterator[News]:
     """All nodes come up, are prepared and start."""
-    resume = Checkpoint(f"{jobs.ROOT}/checkpoints/step-{attempt}.pt", attempt) if attempt > 1 else None
+    resume = ResumePoint(f"{jobs.ROOT}/checkpoints/step-{attempt}.pt", attempt) if attempt > 1 else None
     yield d.BeginAttempt(at, "restart", attempt, resume)
     for node in range(NODES):
         name = f"node-{node}"
@@ -84,8 +82,7 @@ def beats(attempt: int, at: float, count: int) -> Iterator[News]:
     for node in range(NODES):
         ranks = range(PER_NODE * node, PER_NODE * (node + 1))
         told = tuple(
-            RankHeartbeat(rank, count, "R", 100 * count, 3.7 * count, 11 * count, STEP_S, 1.9)
-            for rank in ranks
+            RankHeartbeat(rank, count, "R", 100 * count, 3.7 * count, 11 * count, STEP_S, 1.9) for rank in ranks
         )
         yield e.FromNode(at, f"node-{node}", reports.Heartbeat(attempt, told))
 
@@ -107,9 +104,7 @@ def looked(attempt: int, at: float, look: int) -> Iterator[News]:
 
 def crash(attempt: int, at: float, count: int) -> Iterator[News]:
     """One rank crashes, all others are stopped."""
-    failure = observations.Failure(
-        "RuntimeError", "NCCL error", "Traceback\n" * 20, frame("train.py:10 step")
-    )
+    failure = observations.Failure("RuntimeError", "NCCL error", "Traceback\n" * 20, frame("train.py:10 step"))
     verdict = d.Verdict(
         d.VerdictKind.CRASH,
         (1,),
@@ -141,9 +136,7 @@ def life(attempt: int, since_s: float, until_s: float) -> Iterator[News]:
         count = int((at - since_s) / STEP_S)
         yield from beats(attempt, at, count)
         saves = 100 * attempt + number
-        yield jobs.saved(
-            at, number=saves, main=f"{attempt}-{count}.pt", attempt=attempt, steps=count, step=count
-        )
+        yield jobs.saved(at, number=saves, main=f"{attempt}-{count}.pt", attempt=attempt, steps=count, step=count)
         if number % int(EVALUATE_S / SAVE_S) == 0:
             for look in (2 * number, 2 * number + 1):
                 yield from looked(attempt, at + 60 + look % 2, look)
@@ -204,9 +197,7 @@ def main() -> None:
 def report(days: float, place: Path) -> None:
     """Measure in turns, and print."""
     old, fresh = make(place / "old", days), make(place / "fresh", 0.1)
-    size_mb = {
-        job: (job.journal.stat().st_size / 1e6, job.facts.stat().st_size / 1e6) for job in (old, fresh)
-    }
+    size_mb = {job: (job.journal.stat().st_size / 1e6, job.facts.stat().st_size / 1e6) for job in (old, fresh)}
     print(
         f"{NODES * PER_NODE} ranks after {days:g} days: a journal of {size_mb[old][0]:.0f} MB, facts of {size_mb[old][1]:.1f} MB"
         f" (fresh: {size_mb[fresh][0]:.1f} and {size_mb[fresh][1]:.1f} MB)"
@@ -224,9 +215,7 @@ def report(days: float, place: Path) -> None:
             (statistics.median(one.wall_s for one in costs), max(one.memory_mb for one in costs))
             for costs in taken.values()
         )
-        print(
-            f"{what}: {s:.2f} s (aim: at most 2), {mb:.0f} MB; of a fresh job {fresh_s:.2f} s, {fresh_mb:.0f} MB"
-        )
+        print(f"{what}: {s:.2f} s (aim: at most 2), {mb:.0f} MB; of a fresh job {fresh_s:.2f} s, {fresh_mb:.0f} MB")
     old.facts.unlink()
     alone = cost(REVIVE, [str(old.root)], old)
     print(f"a supervisor's memory from the journal alone: {alone.wall_s:.1f} s, {alone.memory_mb:.0f} MB")

@@ -72,9 +72,7 @@ def stamps(out: Path, ranks: int, step: int, attempt: int = 1) -> list[float]:
             path = out / f"{rank}.{attempt}"
             lines = path.read_text().splitlines() if path.exists() else []
             found += [
-                float(line.split()[1])
-                for line in lines
-                if line.split()[0] == str(step) and len(line.split()) > 1
+                float(line.split()[1]) for line in lines if line.split()[0] == str(step) and len(line.split()) > 1
             ]
         if len(found) == ranks:
             return found
@@ -94,9 +92,7 @@ def report(what: str, aim: str, ours: list[float], theirs: list[float], unit: st
     ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
     print(f"{what}: {ratio:.3f} × {against} (aim: {aim})")
     print(f"    ours {statistics.median(ours):.4g} {unit} [{min(ours):.4g}-{max(ours):.4g}],", end=" ")
-    print(
-        f"{against} {statistics.median(theirs):.4g} {unit} [{min(theirs):.4g}-{max(theirs):.4g}], {len(ours)} pairs"
-    )
+    print(f"{against} {statistics.median(theirs):.4g} {unit} [{min(theirs):.4g}-{max(theirs):.4g}], {len(ours)} pairs")
     sys.stdout.flush()
 
 
@@ -198,9 +194,7 @@ def cost(folder: Path) -> None:
     for pid, (name, stat) in before.items():
         now = _look(pid)[1]
         share = 100 * (now.cpu_s - stat.cpu_s) / span_s
-        print(
-            f"{name} (pid {pid}): {now.rss_bytes / 1e6:.1f} MB resident, {share:.2f} % of a core (aim: 40 MB, 1 %)"
-        )
+        print(f"{name} (pid {pid}): {now.rss_bytes / 1e6:.1f} MB resident, {share:.2f} % of a core (aim: 40 MB, 1 %)")
     job.cancel()
     job.wait(RUN_S_MAX)
 

@@ -133,11 +133,7 @@ def lines(job: JobDir, name: str) -> list[dict[str, Any]]:
 
 def arrived(job: JobDir, order: str, attempt: int) -> list[float]:
     """Return when an order of an attempt has arrived at each node."""
-    return [
-        one["at"]
-        for one in lines(job, "arrivals.jsonl")
-        if (one["order"], one["attempt"]) == (order, attempt)
-    ]
+    return [one["at"] for one in lines(job, "arrivals.jsonl") if (one["order"], one["attempt"]) == (order, attempt)]
 
 
 def all_arrived(job: JobDir, order: str, attempt: int, nodes: int) -> float:
@@ -171,9 +167,7 @@ def verb(job: JobDir, *words: str) -> tuple[float, float, int]:
     for _ in range(RUNS if words[0] != "stacks" else 2):
         before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         env = {**os.environ, "ORCH_HOME": str(job.root.parents[1])}
-        done = subprocess.run(
-            [sys.executable, "-m", "orchestrator.cli", *words, job.id], env=env, capture_output=True
-        )
+        done = subprocess.run([sys.executable, "-m", "orchestrator.cli", *words, job.id], env=env, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         if done.returncode:
@@ -241,14 +235,10 @@ def steady(job: JobDir, pid: int) -> None:
     facts, plan = facts_file.read(job).facts, codec.loads(Plan, job.plan.read_bytes())
     spent_s = cost(
         lambda: codec.dumps_plain(
-            status_file.to_json(
-                status_object.status(plan, facts, status_object.Now(facts.last_event_at, time.time()))
-            )
+            status_file.to_json(status_object.status(plan, facts, status_object.Now(facts.last_event_at, time.time())))
         )
     )
-    say(
-        "state.json", f"{job.state.stat().st_size / 1e6:.2f} MB, {1000 * spent_s:.1f} ms of processor to make"
-    )
+    say("state.json", f"{job.state.stat().st_size / 1e6:.2f} MB, {1000 * spent_s:.1f} ms of processor to make")
 
 
 def cost(act: Callable[[], object]) -> float:
@@ -369,9 +359,7 @@ def play(alone: Brain, nodes: int) -> float:
                     alone.learn(e.FromNode(now_s, node, reports.Prepared(1, "10.0.0.1", 29500, first)))
                 case d.To(node=node, order=orders.Probe()):
                     alone.learn(
-                        e.FromNode(
-                            now_s, node, reports.Probed(1, (seen.ReachableAddress("10.0.0.1", "eth0"),), ())
-                        )
+                        e.FromNode(now_s, node, reports.Probed(1, (seen.ReachableAddress("10.0.0.1", "eth0"),), ()))
                     )
                 case d.To(node=node, order=orders.Start()):
                     pids = tuple(range(PER_NODE))

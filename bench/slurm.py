@@ -128,9 +128,7 @@ def asked(desk: Desk, *words: str, limit_s: int = 600) -> str:
     argv = ["timeout", str(limit_s), sys.executable, "-m", "orchestrator.cli", "status", *words]
     path = f"{COUNTED}:{Path(sys.executable).parent}:/usr/bin:/bin"
     home = "/home/trainer/desk/home"
-    desk.box.login.run(
-        argv, user="trainer", check=False, env={"PATH": path, "ORCH_HOME": home}, limit_s=limit_s + 10
-    )
+    desk.box.login.run(argv, user="trainer", check=False, env={"PATH": path, "ORCH_HOME": home}, limit_s=limit_s + 10)
     counts = Counter(log.read_text().split())
     return ", ".join(f"{count} {tool}" for tool, count in sorted(counts.items())) or "none"
 

@@ -78,9 +78,7 @@ def agents_up_s(desk: Desk, count: int, **spec: Any) -> float:
 def tool_s(box: Box, argv: Sequence[str]) -> float:
     """Return the time that a tool takes to run `true` on hosts."""
     start_s = time.perf_counter()
-    box.login.run(
-        argv, user="trainer", env={"PDSH_SSH_ARGS_APPEND": "-o BatchMode=yes -q"}, limit_s=LAUNCH_S_MAX
-    )
+    box.login.run(argv, user="trainer", env={"PDSH_SSH_ARGS_APPEND": "-o BatchMode=yes -q"}, limit_s=LAUNCH_S_MAX)
     return time.perf_counter() - start_s
 
 
@@ -187,15 +185,11 @@ def ship(desk: Desk, count: int) -> tuple[float, float, float]:
     job = desk.submit(files, nodes=count, procs_per_node=1, monitor=STEADY, ssh={"hosts": f"node[1-{count}]"})
     logs = [job.folder.rank_log(1, rank) for rank in range(count)]
     hosts = desk.box.nodes[:count]
-    job.wait_until(
-        lambda: sum(log.exists() and log.stat().st_size > 0 for log in logs), "a first byte", LAUNCH_S_MAX
-    )
+    job.wait_until(lambda: sum(log.exists() and log.stat().st_size > 0 for log in logs), "a first byte", LAUNCH_S_MAX)
     start_s, home_s, there_s = time.monotonic(), look(job.supervisor().pid).cpu_s, sum(map(cpu_s, hosts))
     begun = sum(log.stat().st_size for log in logs if log.exists())
     whole = count * (LOG_MIB << 20)
-    job.wait_until(
-        lambda: sum(log.stat().st_size for log in logs if log.exists()) >= whole, "all", SHIP_S_MAX
-    )
+    job.wait_until(lambda: sum(log.stat().st_size for log in logs if log.exists()) >= whole, "all", SHIP_S_MAX)
     took_s, moved = time.monotonic() - start_s, whole - begun
     home_s = look(job.supervisor().pid).cpu_s - home_s
     there_s = sum(map(cpu_s, hosts)) - there_s
@@ -213,9 +207,7 @@ def plain_ssh_mb_s(box: Box) -> float:
 
 def logs() -> None:
     """Logs on their way home, from one host and from eight at once."""
-    rows: list[tuple[str, ...]] = [
-        ("hosts", "in all", "each host", "supervisor", "on the hosts (ranks, agent, sshd)")
-    ]
+    rows: list[tuple[str, ...]] = [("hosts", "in all", "each host", "supervisor", "on the hosts (ranks, agent, sshd)")]
     with Box(LOG_HOSTS) as box:
         desk = Desk(box)
         for count in (1, LOG_HOSTS):

@@ -139,9 +139,7 @@ class Node:
                 del self._kept[seq]
             return
         attempt = getattr(order, "attempt", 0)
-        self._gang.write(
-            "arrivals.jsonl", {"order": type(order).__name__, "attempt": attempt, "at": time.time()}
-        )
+        self._gang.write("arrivals.jsonl", {"order": type(order).__name__, "attempt": attempt, "at": time.time()})
         match order:
             case orders.PrepareNode():
                 self._ready, self._prepared = attempt, order
@@ -179,9 +177,7 @@ class Node:
 
     def _inspected(self, attempt: int, inspection: int) -> None:
         self._report(
-            reports.Inspected(
-                attempt, inspection, tuple(_inspection(rank, self._gang) for rank in self._ranks)
-            )
+            reports.Inspected(attempt, inspection, tuple(_inspection(rank, self._gang) for rank in self._ranks))
         )
 
     def beat(self) -> None:

@@ -147,9 +147,7 @@ def _recovery(folder: Path, ranks: int) -> None:
 
     def ours() -> float:
         out = Path(tempfile.mkdtemp(dir=folder))
-        job = orchestrator.submit(
-            spec(folder, f"train.py 100000 {out} 64", nodes=1, procs=ranks), environ=env
-        )
+        job = orchestrator.submit(spec(folder, f"train.py 100000 {out} 64", nodes=1, procs=ranks), environ=env)
         stamps(out, ranks, 100)
         time.sleep(1.2)
         pid = job.status()["ranks"][1]["pid"]
@@ -163,11 +161,7 @@ def _recovery(folder: Path, ranks: int) -> None:
 
     def theirs() -> float:
         out = Path(tempfile.mkdtemp(dir=folder))
-        script = (
-            (folder / "train.py")
-            .read_text()
-            .replace('"ORCH_ATTEMPT", "1"', '"TORCHELASTIC_RESTART_COUNT", "0"')
-        )
+        script = (folder / "train.py").read_text().replace('"ORCH_ATTEMPT", "1"', '"TORCHELASTIC_RESTART_COUNT", "0"')
         (folder / "elastic.py").write_text(script)
         process = subprocess.Popen(
             [*torchrun(ranks), "--max-restarts", "1", str(folder / "elastic.py"), "100000", str(out), "64"],

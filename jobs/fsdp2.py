@@ -38,9 +38,7 @@ class TrainingState(Stateful):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what was loaded."""
-        set_state_dict(
-            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         self.step = state["step"]
 
 

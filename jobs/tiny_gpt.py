@@ -62,9 +62,7 @@ def windows(text: Tensor, count: int, context: int, seed: int) -> tuple[Tensor, 
     return window[:, :-1], window[:, 1:]
 
 
-def batch_of(
-    text: Tensor, step: int, rank: int, world_size: int, args: argparse.Namespace
-) -> tuple[Tensor, Tensor]:
+def batch_of(text: Tensor, step: int, rank: int, world_size: int, args: argparse.Namespace) -> tuple[Tensor, Tensor]:
     """Return this rank's share of the batch of `step`: all ranks draw the same windows, each takes its own."""
     inputs, targets = windows(text, args.batch, args.context, seed=args.seed * 1_000_003 + step)
     return inputs[rank::world_size], targets[rank::world_size]
@@ -243,9 +241,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint-every", type=int, default=50, metavar="STEPS")
-    parser.add_argument(
-        "--out", type=Path, help="the final weights (default: final.pt next to the checkpoints)"
-    )
+    parser.add_argument("--out", type=Path, help="the final weights (default: final.pt next to the checkpoints)")
     return parser.parse_args()
 
 

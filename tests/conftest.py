@@ -33,9 +33,7 @@ if "ORCH_FUZZ" not in os.environ:  # `make soak` sets it, and looks where no run
 
 _BEFORE = pytest.StashKey[tuple[int, float]]()
 _started: list[str] = []
-os.umask(
-    os.umask(0o022) | 0o022
-)  # jobs work in no folder that others can write to, and tests lay many out by hand
+os.umask(os.umask(0o022) | 0o022)  # jobs work in no folder that others can write to, and tests lay many out by hand
 sys.addaudithook(lambda event, _: _started.append(event) if event in STARTS else None)
 
 

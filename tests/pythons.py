@@ -60,9 +60,7 @@ def _run(version: str, python: str, strict: bool) -> bool:
         return False
     others = os.pathsep.join(path for path in (python, os.environ.get(PYTHONS_ENV, "")) if path)
     suite = [str(own), "-m", "tests.run", "pythons", *(["--strict"] if strict else [])]
-    done = subprocess.run(
-        suite, cwd=ROOT, env={**os.environ, PYTHONS_ENV: others}, timeout=SUITE_S_MAX, check=False
-    )
+    done = subprocess.run(suite, cwd=ROOT, env={**os.environ, PYTHONS_ENV: others}, timeout=SUITE_S_MAX, check=False)
     return done.returncode == 0
 
 

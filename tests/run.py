@@ -93,19 +93,17 @@ QUICK = "not slow and not quiet and not soak"
 FIRST_LOCAL = "test_local_a or test_local_c or test_local_e"
 """The first half of the whole jobs on this machine, by the names of their files."""
 
-OF_TORCH = "test_hook_ or test_saves_ or test_flight_ or _torch.py"
+OF_TORCH = "test_hook_ or test_checkpoints_ or test_flight_ or _torch.py"
 """What shows that the hook, saves and stacks fit the real torch, by the names of the files."""
 
-LAUNCHERS_OF_TORCH = "every_way_to_call_a_launcher or words_that_reach_a_rank"
+LAUNCHERS_OF_TORCH = "every_launcher_call or rank_arguments_match"
 """Tests of whole jobs that call torch's own launcher."""
 
 UNIT_BELOW = "tests/unit/core tests/unit/agent"
 UNIT_ABOVE = "tests/unit/brain tests/unit/client tests/unit/cli tests/unit/journal"
 UNIT_OTHERS = f"tests/unit {ignored(UNIT_BELOW, UNIT_ABOVE)}"
 
-CLUSTER_FAULTS = (
-    "tests/cluster/test_ssh_faults.py tests/cluster/test_ssh_hosts.py tests/cluster/test_ssh_training.py"
-)
+CLUSTER_FAULTS = "tests/cluster/test_ssh_faults.py tests/cluster/test_ssh_hosts.py tests/cluster/test_ssh_training.py"
 
 SLURM_REQUEUE = "tests/slurm/test_slurm_requeue.py"
 SLURM_VERSIONS = "tests/slurm/test_slurm_versions.py"
@@ -130,13 +128,12 @@ SUITES: dict[str, tuple[Group, ...]] = {
         tests("bundle", "tests/unit/submission/test_bundle.py"),
         tests(
             "jobs",
-            "tests/integration/test_pythons.py tests/integration/test_local_launch.py"
-            f" -k 'not ({LAUNCHERS_OF_TORCH})'",
+            f"tests/integration/test_pythons.py tests/integration/test_local_launch.py -k 'not ({LAUNCHERS_OF_TORCH})'",
         ),
     ),
     "test": (
         *RUFF,
-        tests("innocents", "tests/hangs/test_innocents.py"),
+        tests("innocents", "tests/hangs/test_healthy_jobs.py"),
         tests("hangs", "tests/hangs/test_hangs.py"),
         tests("integration, local, f to z", f"tests/integration -k 'test_local_ and not ({FIRST_LOCAL})'"),
         tests("unit, core and agent", UNIT_BELOW),
@@ -301,9 +298,7 @@ def table(results: Sequence[Result]) -> str:
     failures = {name: message for one in results for name, message in one.failures.items()}
     if failures:  # last, because whoever keeps only the end of the output needs them most
         lines += ["", "What failed (all of it is above):"]
-        lines += [
-            f"{name}\n{indent(message[:FAILURE_CHARS_SHOWN], '    ')}" for name, message in failures.items()
-        ]
+        lines += [f"{name}\n{indent(message[:FAILURE_CHARS_SHOWN], '    ')}" for name, message in failures.items()]
     return "\n".join(lines)
 
 

@@ -21,9 +21,7 @@ Wake = Callable[[], None]
 class LaunchError(Exception):
     """Failed launch of an agent: at which stage, why, and how to fix it."""
 
-    def __init__(
-        self, stage: str, reason: str, fix: str = "", trouble: Retryable = Retryable.TRANSIENT
-    ) -> None:
+    def __init__(self, stage: str, reason: str, fix: str = "", trouble: Retryable = Retryable.TRANSIENT) -> None:
         super().__init__(f"{stage}: {reason}")
         self.stage = stage
         self.reason = reason

@@ -49,9 +49,7 @@ class LocalBackend(Backend):
             process.stdin.write(codec.dumps(config).encode())
             process.stdin.close()
         except BrokenPipeError as err:
-            raise LaunchError(
-                "process", f"the launch script ended at once; see {folder / 'agent.log'}"
-            ) from err
+            raise LaunchError("process", f"the launch script ended at once; see {folder / 'agent.log'}") from err
 
     def agent_death(self, node: str) -> str | None:
         """Check twice that the agent's lock is free, since a new agent takes it a moment after its start."""

@@ -24,7 +24,7 @@ from orchestrator.brain.scheduling import (
     rendezvous,
     restart_policy,
 )
-from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.wire.orders import Prepare, Start, Stop
 
 KILL_S_MAX = 60.0
@@ -94,14 +94,8 @@ def _decide(facts: Facts, deadlines: Deadlines) -> list[Decision]:
         return notices_due
     if attempt.phase is Phase.STOP:
         return _stop(facts, attempt, deadlines)
-    dismissals = placement.dismissals(
-        facts, facts.leaving.values(), "the plan no longer uses this node", deadlines
-    )
-    return (
-        dismissals
-        or _check_attempt_end(facts, attempt, deadlines)
-        or _advance_attempt(facts, attempt, deadlines)
-    )
+    dismissals = placement.dismissals(facts, facts.leaving.values(), "the plan no longer uses this node", deadlines)
+    return dismissals or _check_attempt_end(facts, attempt, deadlines) or _advance_attempt(facts, attempt, deadlines)
 
 
 def _begin_first_attempt(facts: Facts, deadlines: Deadlines) -> list[Decision]:
@@ -120,9 +114,7 @@ def _check_attempt_end(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines
     if facts.is_done:
         return [d.Finish(deadlines.now_s, "every rank exited with code 0", attempt.number)]
     if attempt.restart_requested:
-        return [
-            d.Finish(deadlines.now_s, restart_policy.RESTART_REQUESTED, attempt.number, d.AttemptEnd.RESTART)
-        ]
+        return [d.Finish(deadlines.now_s, restart_policy.RESTART_REQUESTED, attempt.number, d.AttemptEnd.RESTART)]
     verdict = diagnose(facts, deadlines)
     if verdict is None:
         informative = desync.decide(facts, attempt, deadlines) or stragglers.decide(facts, attempt, deadlines)
@@ -138,23 +130,17 @@ def _check_attempt_end(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines
     return _judge_hang(facts, attempt, verdict, deadlines)
 
 
-def _judge_hang(
-    facts: Facts, attempt: AttemptFacts, verdict: d.Verdict, deadlines: Deadlines
-) -> list[Decision]:
+def _judge_hang(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict, deadlines: Deadlines) -> list[Decision]:
     """Order an inspection as evidence, then judge: no rank is stopped before every rank was inspected."""
     assert facts.limits is not None
     if attempt.inspected_at is None or attempt.inspected_at < verdict.since_s:
-        return inspections.inspect_orders(
-            facts, attempt, f"evidence before the verdict: {verdict.summary}", deadlines
-        )
+        return inspections.inspect_orders(facts, attempt, f"evidence before the verdict: {verdict.summary}", deadlines)
     if not inspections.is_answered(facts, attempt, deadlines):
         return []
     if facts.limits.on_hang != "notify":
         return [d.Judge(deadlines.now_s, verdict.summary, attempt.number, verdict)]
     if attempt.active_notice(d.NoticeTopic.HANG) is None:
-        return [
-            d.Notice(deadlines.now_s, verdict.summary, attempt.number, d.NoticeTopic.HANG, verdict=verdict)
-        ]
+        return [d.Notice(deadlines.now_s, verdict.summary, attempt.number, d.NoticeTopic.HANG, verdict=verdict)]
     return _inspect(facts, attempt, deadlines)
 
 
@@ -194,7 +180,7 @@ def _advance_attempt(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) 
 
 
 def _prepare_orders(
-    nodes: list[NodeFacts], attempt: AttemptFacts, resume: Checkpoint | None, deadlines: Deadlines
+    nodes: list[NodeFacts], attempt: AttemptFacts, resume: ResumePoint | None, deadlines: Deadlines
 ) -> list[Decision]:
     """Make nodes ready. Spares too: the imports of an attempt that needs them are then done."""
     return [
@@ -213,9 +199,7 @@ def _prepare_orders(
 
 def _is_ready(facts: Facts, attempt: AttemptFacts) -> bool:
     """Tell whether all ranks can be started: every node is set up, and the rendezvous address is known."""
-    if any(
-        node.agent_state is not AgentState.UP or node.ready_attempt < attempt.number for node in facts.gang
-    ):
+    if any(node.agent_state is not AgentState.UP or node.ready_attempt < attempt.number for node in facts.gang):
         return False
     return rendezvous.is_probing_done(facts, attempt) and isinstance(
         rendezvous.rendezvous_point(facts), rendezvous.RendezvousPoint
@@ -256,23 +240,15 @@ def _launch_missing_agents(facts: Facts, attempt: AttemptFacts, deadlines: Deadl
 def _stop(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Stop what is left of the attempt; once nothing of it can still be running, return what follows."""
     over_at = fence.broken_gang_over_at(facts, attempt)
-    unclear = [
-        node for node in facts.every_node() if not fence.is_clear(facts, attempt, node, over_at, deadlines)
-    ]
-    if not unclear or allocation.may_leave_unclear(
-        facts, attempt, unclear, _grace_s(facts, attempt), deadlines
-    ):
+    unclear = [node for node in facts.every_node() if not fence.is_clear(facts, attempt, node, over_at, deadlines)]
+    if not unclear or allocation.may_leave_unclear(facts, attempt, unclear, _grace_s(facts, attempt), deadlines):
         return _decide_after_stop(facts, attempt, deadlines)
     return _stop_orders(facts, attempt, unclear, deadlines) or _give_up(facts, attempt, unclear, deadlines)
 
 
-def _stop_orders(
-    facts: Facts, attempt: AttemptFacts, unclear: list[NodeFacts], deadlines: Deadlines
-) -> list[Decision]:
+def _stop_orders(facts: Facts, attempt: AttemptFacts, unclear: list[NodeFacts], deadlines: Deadlines) -> list[Decision]:
     grace_s, may_save = _grace_s(facts, attempt), allocation.may_save_first(facts, attempt)
-    allocated_nodes = (
-        facts.nodes if facts.queue is not None else None
-    )  # nothing can be launched on other nodes now
+    allocated_nodes = facts.nodes if facts.queue is not None else None  # nothing can be launched on other nodes now
     orders: list[Decision] = []
     for node in unclear:
         if node.agent_state is AgentState.UP and node.ordered.stop < attempt.number:
@@ -303,9 +279,7 @@ def _ending_text(facts: Facts, attempt: AttemptFacts) -> str:
     return "cancelled" if facts.goal is JobGoal.CANCEL else "done"
 
 
-def _give_up(
-    facts: Facts, attempt: AttemptFacts, unclear: list[NodeFacts], deadlines: Deadlines
-) -> list[Decision]:
+def _give_up(facts: Facts, attempt: AttemptFacts, unclear: list[NodeFacts], deadlines: Deadlines) -> list[Decision]:
     """End the job when its processes cannot be stopped: two attempts at the same time could corrupt its checkpoints."""
     grace_s = _grace_s(facts, attempt)
     for node in unclear:
@@ -321,9 +295,7 @@ def _give_up(
         return []
     names = ", ".join(node.name for node in unclear)
     why = f"{names} cannot be reached: ranks of attempt {attempt.number} may still run there; check the host"
-    return [
-        d.EndJob(deadlines.now_s, f"{_ending_text(facts, attempt)}; {why}", attempt.number, _job_end(facts))
-    ]
+    return [d.EndJob(deadlines.now_s, f"{_ending_text(facts, attempt)}; {why}", attempt.number, _job_end(facts))]
 
 
 def _job_end(facts: Facts) -> d.JobEnd:

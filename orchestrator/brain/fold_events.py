@@ -45,9 +45,7 @@ def _planned(facts: Facts, news: e.Planned) -> None:
     if facts.queue is not None and facts.end is None and facts.attempt is not None:
         allocation.fold_planned(facts, news)
         return
-    facts.nodes = {
-        plan.name: earlier_nodes.pop(plan.name, NodeFacts(plan.name, plan.ranks)) for plan in news.nodes
-    }
+    facts.nodes = {plan.name: earlier_nodes.pop(plan.name, NodeFacts(plan.name, plan.ranks)) for plan in news.nodes}
     facts.leaving = earlier_nodes
     for plan in news.nodes:
         facts.nodes[plan.name].ranks = plan.ranks
@@ -65,9 +63,8 @@ def _supervisor_started(facts: Facts, news: e.SupervisorStarted) -> None:
         node.contact_at = news.at
     if facts.attempt is not None:
         facts.attempt.watched_at = news.at
-        facts.attempt.compare_ordered_at = facts.attempt.compared_checkpoint = (
-            None  # files may have been damaged meanwhile
-        )
+        # Files may have been damaged meanwhile
+        facts.attempt.compare_ordered_at = facts.attempt.compared_checkpoint = None
     desync.forget_counts(facts)
     for rank in facts.ranks.values():
         rank.sign_at = max(rank.sign_at, news.at) if rank.rank_state is RankState.ALIVE else rank.sign_at
@@ -198,9 +195,7 @@ def _from_node(facts: Facts, news: e.FromNode) -> None:
         case reports.PrepareFailed() if node in facts.spares:
             node.excluded = Fault(node.name, report.reason)
         case reports.PrepareFailed():
-            node.setup_failure = SetupFailure(
-                report.reason, report.tail, report.save, report.is_final, report.fix
-            )
+            node.setup_failure = SetupFailure(report.reason, report.tail, report.save, report.is_final, report.fix)
         case reports.LaunchEnded():
             node.script_end = ScriptEnd(report.calls, report.code, report.tail)
         case reports.Started():
@@ -287,9 +282,7 @@ def _stopped(facts: Facts, node: NodeFacts, news: reports.Stopped, at: float) ->
     if attempt is None or attempt.number != news.attempt or attempt.phase is Phase.STOP:
         return
     is_done = not facts.runs_script(node) and all(rank.ended_well for rank in facts.ranks_on(node.name))
-    if (
-        news.how != "ended" and not is_done
-    ):  # without an order to stop: the attempt cannot continue without these ranks
+    if news.how != "ended" and not is_done:  # without an order to stop: the attempt cannot continue without these ranks
         fenced_text = "it had lost the supervisor and made no progress, so its agent stopped its ranks"
         how = fenced_text if news.how == "fenced" else "its agent stopped its ranks without an order"
         node.agent_loss = AgentLoss(how, at)

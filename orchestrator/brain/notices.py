@@ -48,19 +48,9 @@ def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[d.
             return [d.Notice(now_s, RANKS_CONNECTED, number, NoticeTopic.ALONE, withdrawn=True)]
         if loss := _loss_notice(facts, attempt, now_s):
             return [loss]
-        if (
-            facts.is_done
-            and attempt.last_notice(NoticeTopic.END) is None
-            and (doubts := find_contradictions(facts))
-        ):
-            return [
-                d.Notice(
-                    now_s, f"every rank exited with code 0, and {'; '.join(doubts)}", number, NoticeTopic.END
-                )
-            ]
-    if attempt.step_mismatch and not any(
-        one.last_notice(NoticeTopic.STEPS) for one in _all_attempts(facts, attempt)
-    ):
+        if facts.is_done and attempt.last_notice(NoticeTopic.END) is None and (doubts := find_contradictions(facts)):
+            return [d.Notice(now_s, f"every rank exited with code 0, and {'; '.join(doubts)}", number, NoticeTopic.END)]
+    if attempt.step_mismatch and not any(one.last_notice(NoticeTopic.STEPS) for one in _all_attempts(facts, attempt)):
         return [d.Notice(now_s, attempt.step_mismatch, number, NoticeTopic.STEPS)]
     return []
 
@@ -77,9 +67,7 @@ def independent_ranks_fault(facts: Facts) -> Fault | None:
         if ranks[0].beat.alone is Framework.ACCELERATE
         else "none has formed a process group"
     )
-    return Fault(
-        "", f"{len(ranks)} ranks train alone: {observation} {after_steps}", _fix_text(facts, ranks[0])
-    )
+    return Fault("", f"{len(ranks)} ranks train alone: {observation} {after_steps}", _fix_text(facts, ranks[0]))
 
 
 def find_contradictions(facts: Facts) -> list[str]:
@@ -96,9 +84,7 @@ def find_contradictions(facts: Facts) -> list[str]:
         doubts.append(f"it made {facts.step:,} of the {total:,} steps that it printed")
     if failures and not texts and not facts.step and not facts.checkpoints and reported == NOT_REPORTED:
         log_ends = [
-            f": the log of {ranks_label([rank])} ends with: {one.text}"
-            for rank, one in failures.items()
-            if one.text
+            f": the log of {ranks_label([rank])} ends with: {one.text}" for rank, one in failures.items() if one.text
         ]
         doubts.append(f"no step was made{''.join(log_ends[:1])}")
     return doubts
@@ -107,9 +93,7 @@ def find_contradictions(facts: Facts) -> list[str]:
 def _loss_notice(facts: Facts, attempt: AttemptFacts, now_s: float) -> d.Notice | None:
     """Return the notice of a loss that is not finite, or its withdrawal."""
     losses = (
-        rank.training.loss
-        for rank in islice(facts.ranks.values(), training.REPORTING_RANKS_MAX)
-        if rank.training
+        rank.training.loss for rank in islice(facts.ranks.values(), training.REPORTING_RANKS_MAX) if rank.training
     )
     loss, active = (
         next((loss for loss in losses if loss is not None), None),
@@ -127,9 +111,7 @@ def _all_attempts(facts: Facts, attempt: AttemptFacts) -> list[AttemptFacts]:
 
 
 def _is_independent(rank: RankFacts) -> bool:
-    return rank.beat.alone is not None and (
-        rank.steps >= INDEPENDENT_STEPS or (rank.ended_well and rank.steps > 0)
-    )
+    return rank.beat.alone is not None and (rank.steps >= INDEPENDENT_STEPS or (rank.ended_well and rank.steps > 0))
 
 
 def _fix_text(facts: Facts, rank: RankFacts) -> str:

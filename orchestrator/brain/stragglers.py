@@ -47,9 +47,7 @@ def compare_work(facts: Facts, rank: RankFacts, at: float) -> None:
         rank.straggler = None
         return
     previous = rank.straggler
-    step, since_s, times = (
-        (previous.step, previous.since_s, previous.reports + 1) if previous else (rank.steps, at, 1)
-    )
+    step, since_s, times = (previous.step, previous.since_s, previous.reports + 1) if previous else (rank.steps, at, 1)
     rank.straggler = Straggler(work_s, peers_s, step, since_s, times)
 
 

@@ -18,9 +18,7 @@ LAG_SHARE, LAG_S = 0.05, 10.0
 def reported_training(facts: Facts) -> Training:
     """Return the training progress of the job: each number from the lowest rank that reports it."""
     reported = NOT_REPORTED
-    for rank in islice(
-        (rank for rank in facts.ranks.values() if rank.training is not None), REPORTING_RANKS_MAX
-    ):
+    for rank in islice((rank for rank in facts.ranks.values() if rank.training is not None), REPORTING_RANKS_MAX):
         reported = reported.fill_from(rank.training or NOT_REPORTED)
     return reported
 
@@ -39,9 +37,7 @@ def total_steps(step: int | None, rate_per_s: float | None, reported: Training) 
     return reported.total_steps if is_near and step <= reported.total_steps else None
 
 
-def estimate_progress(
-    reported: Training, step: int | None, total: int | None, rate_per_s: float | None
-) -> Training:
+def estimate_progress(reported: Training, step: int | None, total: int | None, rate_per_s: float | None) -> Training:
     """Return the training progress: from steps and rate where these are known, else as the script reports it. At a rate of 0
     the time left is unknown."""
     percent = None if reported.percent is None else round(reported.percent, 1)

@@ -73,9 +73,7 @@ def run(argv: list[str]) -> int:
         terminal.say(f"{new_line}interrupted{f': {what}' if what else ''}", err=True)
         return INTERRUPTED
     except terminal.ReaderGone:
-        is_awaited = argv[0] in ("run", "wait", "check") or (
-            argv[0] in ("submit", "resume") and "--follow" in argv
-        )
+        is_awaited = argv[0] in ("run", "wait", "check") or (argv[0] in ("submit", "resume") and "--follow" in argv)
         return INTERRUPTED if is_awaited else 0  # 0 would mean success
     except OSError as err:
         terminal.print_error(f"{err.filename or 'orch'}: {err.strerror or err}")

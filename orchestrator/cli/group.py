@@ -51,18 +51,12 @@ BACKEND = click.option(
     help="Use this backend (local, ssh or slurm) instead of the job file's.",
     shell_complete=complete_backend,
 )
-OVERSUBSCRIBE = click.option(
-    "--oversubscribe", is_flag=True, help="Allow more than 8 ranks per core of this machine."
-)
-KEY = click.option(
-    "--key", metavar="KEY", help="Submit only once: with the same key again, show the existing job."
-)
+OVERSUBSCRIBE = click.option("--oversubscribe", is_flag=True, help="Allow more than 8 ranks per core of this machine.")
+KEY = click.option("--key", metavar="KEY", help="Submit only once: with the same key again, show the existing job.")
 SPEC = click.argument("spec", type=click.Path(path_type=Path))
 
 
-@click.group(
-    cls=VerbGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+@click.group(cls=VerbGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(VERSION, prog_name="orch")
 def cli() -> None:
     """Run one PyTorch training job on many machines, and keep it running.

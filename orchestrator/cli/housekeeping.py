@@ -29,13 +29,9 @@ from orchestrator.core.text import format_count
 
 @click.command()
 @JOB
-@click.option(
-    "--to", "folder", type=click.Path(path_type=Path), help="Copy logs, checkpoints and evidence here."
-)
+@click.option("--to", "folder", type=click.Path(path_type=Path), help="Copy logs, checkpoints and evidence here.")
 @click.option("--no-checkpoints", is_flag=True, help="Do not copy checkpoints (with --to).")
-@click.option(
-    "--all", "everything", is_flag=True, help="Also copy more than 2 GB of files that are not checkpoints."
-)
+@click.option("--all", "everything", is_flag=True, help="Also copy more than 2 GB of files that are not checkpoints.")
 def collect(job: str | None, folder: Path | None, no_checkpoints: bool, everything: bool) -> int:
     """Collect a job's logs, checkpoints, evidence and other files that its ranks wrote.
 
@@ -58,9 +54,7 @@ def collect(job: str | None, folder: Path | None, no_checkpoints: bool, everythi
         )
     # Of another user's job, only what its folder has is copied.
     may_fetch = handle.folder.ended.exists() and home.is_own_job(handle.folder)
-    account = (
-        remote_files.collect(handle, everything=everything) if may_fetch else remote_files.FetchReport({}, {})
-    )
+    account = remote_files.collect(handle, everything=everything) if may_fetch else remote_files.FetchReport({}, {})
     done = collecting.collect(handle, folder, checkpoints=not no_checkpoints, everything=everything)
     if fetched := remote_files.summarize([account]):
         terminal.say(fetched)
@@ -69,9 +63,7 @@ def collect(job: str | None, folder: Path | None, no_checkpoints: bool, everythi
     terminal.say(f"{handle.id}: logs, evidence, {' and '.join([*saved, *others])} are in {done.folder}")
     if done.outside:
         where = f"{done.outside[-1]}{' and others' if len(done.outside) > 1 else ''}"
-        terminal.say(
-            f"  not copied: {format_count(len(done.outside), 'checkpoint')} outside of its folder: {where}"
-        )
+        terminal.say(f"  not copied: {format_count(len(done.outside), 'checkpoint')} outside of its folder: {where}")
     for text in (*done.left_out, *done.skipped):
         terminal.print_error(text)
     return report_leftovers({handle.id: account}) or (CLUSTER_CANNOT if done.left_out else 0)
@@ -96,8 +88,7 @@ def nodes(free: bool, as_json: bool) -> int:
 
         stocks, asked_s = ask_capacities(folder, os.environ), time.time()
         listed = [
-            {**one, "free": stocks[one["host"]].as_json(asked_s) if one["host"] in stocks else None}
-            for one in listed
+            {**one, "free": stocks[one["host"]].as_json(asked_s) if one["host"] in stocks else None} for one in listed
         ]
     print_json(listed) if as_json else terminal.write(tables.hosts(listed))
     if not as_json:
@@ -134,9 +125,7 @@ def clean(job: str | None, older_than: float | None, yes: bool, discard: bool) -
     unclean |= {job_id: account for job_id, account in accounts.items() if account.lines()}
     if any(fetched.missing for account in accounts.values() for fetched in account.fetched.values()):
         fix = "copy the files named below, then run orch clean again; --discard deletes them"
-        terminal.say(
-            f"some hosts were not cleaned: they have files that exist nowhere else\n  fix: {fix}", err=True
-        )
+        terminal.say(f"some hosts were not cleaned: they have files that exist nowhere else\n  fix: {fix}", err=True)
     done = [text for text in (cleaned, cleanup.summarize_cleaned(accounts)) if text]
     if done or not unclean:
         terminal.say("\n".join(done) or "nothing to clean up")

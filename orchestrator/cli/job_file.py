@@ -29,9 +29,7 @@ def check(spec: Path, backend: str | None, overrides: tuple[str, ...], as_json: 
     from orchestrator.client import preflight
     from orchestrator.views import tables
 
-    findings = preflight.check(
-        spec, backend, overrides, os.environ, functools.partial(terminal.say, err=True)
-    )
+    findings = preflight.check(spec, backend, overrides, os.environ, functools.partial(terminal.say, err=True))
     if as_json:
         print_json([finding.as_json() for finding in findings])
     else:
@@ -121,9 +119,7 @@ def _write_with_schema(file: Path, text: str, next_step: str) -> None:
     try:
         schema.write_text(json.dumps(json_schema(), indent=1) + "\n")
     except OSError as err:
-        terminal.print_error(
-            f"{schema}: cannot be written: {err.strerror}; so editors cannot check the job file"
-        )
+        terminal.print_error(f"{schema}: cannot be written: {err.strerror}; so editors cannot check the job file")
 
 
 def require_folder(file: Path) -> Path:
@@ -148,13 +144,9 @@ def write_new(file: Path, text: str, next_step: str) -> None:
         with file.open("x") as out:
             out.write(text)
     except FileExistsError:
-        raise UserError(
-            "the file exists already", str(file), "name another file, such as other.yaml"
-        ) from None
+        raise UserError("the file exists already", str(file), "name another file, such as other.yaml") from None
     except OSError as err:
-        raise UserError(
-            f"cannot be written: {err.strerror}", str(file), "name a folder that you can write to"
-        ) from err
+        raise UserError(f"cannot be written: {err.strerror}", str(file), "name a folder that you can write to") from err
     terminal.say(f"wrote {file}; {next_step}: orch submit {shlex.quote(str(file))} --follow")
 
 

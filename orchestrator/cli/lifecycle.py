@@ -143,13 +143,9 @@ def restart(job: str | None) -> int:
     status = found.restart()
     newest = status["checkpoint"]
     source = (
-        shorten_paths(newest["path"], status["dir"])
-        if newest
-        else "the beginning, since there is no checkpoint yet"
+        shorten_paths(newest["path"], status["dir"]) if newest else "the beginning, since there is no checkpoint yet"
     )
-    terminal.say(
-        f"attempt {status['attempt']} of {found.id} is being stopped; the next one starts from {source}"
-    )
+    terminal.say(f"attempt {status['attempt']} of {found.id} is being stopped; the next one starts from {source}")
     return 0
 
 
@@ -181,9 +177,7 @@ def resume(job: str | None, checkpoint: str | None, overrides: tuple[str, ...], 
     terminal.write(saves_view.resume_lines(choice, str(found.folder.root)))
     if old_plan is not None:
         _warn_about_batch(old_plan, found.plan())
-        _warn_about_total(
-            found.plan().total_steps, choice.checkpoint.step if choice.checkpoint is not None else None
-        )
+        _warn_about_total(found.plan().total_steps, choice.checkpoint.step if choice.checkpoint is not None else None)
     if found.source.slurm_id():
         _print_queue(found)
     return follow_job(found) if follow else 0

@@ -203,7 +203,7 @@ class _NewNotices:
 
 @contextmanager
 def _live_display(reference: str) -> Iterator[tuple[Print, Refresh]]:
-    """Yield the functions that print lines above and renew the job's state below. `called`: the job in commands."""
+    """Yield the functions that print lines above and renew the job's state below. `reference`: the job in commands."""
     from rich.live import Live
     from rich.text import Text
 
@@ -226,7 +226,7 @@ def _live_display(reference: str) -> Iterator[tuple[Print, Refresh]]:
 
 
 def state_lines(status: Status, reason_chars: int, reference: str = "") -> list[cells.Line]:
-    """Return the state of a job in few lines; a reason is cut at `reason_chars`. `called`: the job in commands."""
+    """Return the state of a job in few lines; a reason is cut at `reason_chars`. `reference`: the job in commands."""
     checkpoint = status.checkpoint
     step = checkpoint.step if checkpoint else None
     saved = f"  checkpoint at step {step:,}" if step is not None else ""

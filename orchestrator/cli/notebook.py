@@ -68,9 +68,7 @@ def run(
     interpreter, command = run_line.split_python(argv)
     if python is None and os.sep in interpreter:
         python = interpreter  # a bare `python` in a notebook is the notebook's own
-    line = run_line.RunLine(
-        command, nodes, gpus, procs, backend, hosts, name, dict(env or {}), python, dict(set or {})
-    )
+    line = run_line.RunLine(command, nodes, gpus, procs, backend, hosts, name, dict(env or {}), python, dict(set or {}))
     notes = [f"Written by orchestrator.run, to run: {shlex.join(argv)}"]
     file = run_line.make_job_file(line, Path.cwd() / "job.yaml", notes, _setting_text)
     job, _ = submit_once(file, oversubscribe=oversubscribe)
@@ -83,9 +81,7 @@ def _split_command(script: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(script))
     except ValueError as err:
-        raise UserError(
-            f"cannot be read: {err}", f"script {script!r}", "pass its arguments separately"
-        ) from err
+        raise UserError(f"cannot be read: {err}", f"script {script!r}", "pass its arguments separately") from err
 
 
 def _setting_text(name: str, value: str) -> str:
@@ -161,9 +157,7 @@ def follow_in_notebook(job: Job, display: Callable[[RenderableType], None]) -> N
         display(panel(status, lines, how))
         return
     read(follower.drain())
-    display(
-        panel(status, lines, "" if status.state == "SUCCEEDED" else f"see why: !orch why {job.reference}")
-    )
+    display(panel(status, lines, "" if status.state == "SUCCEEDED" else f"see why: !orch why {job.reference}"))
 
 
 def panel(status: Status, lines: Sequence[str] | deque[str], hint: str) -> RenderableType:
@@ -178,8 +172,7 @@ def panel(status: Status, lines: Sequence[str] | deque[str], hint: str) -> Rende
     if status.state in status_file.ENDED:
         reasons = status_view.reason_lines(status.reason, status.dir)
         shown = [
-            terminal.rich_text(one)
-            for one in (status_view.headline(status), *reasons, *status_view.notices(status))
+            terminal.rich_text(one) for one in (status_view.headline(status), *reasons, *status_view.notices(status))
         ]
     for line in lines:
         text = Text.from_ansi(line)

@@ -65,18 +65,14 @@ def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_js
         terminal.write(tables.jobs(statuses, terminal.width()))
     else:
         terminal.write(
-            status_view.job(
-                statuses[0], every_rank=every_rank, reference=reference, chars_max=terminal.width()
-            )
+            status_view.job(statuses[0], every_rank=every_rank, reference=reference, chars_max=terminal.width())
         )
     return 0
 
 
 @click.command()
 @JOB
-@click.option(
-    "--rank", "ranks", multiple=True, type=CountParam(0), metavar="N", help="Only this rank; repeatable."
-)
+@click.option("--rank", "ranks", multiple=True, type=CountParam(0), metavar="N", help="Only this rank; repeatable.")
 @click.option(
     "--node",
     "nodes",
@@ -85,9 +81,7 @@ def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_js
     help="Only the output of this node's ranks, agent and setup lines; repeatable.",
 )
 @click.option("--attempt", type=CountParam(1), metavar="N", help="Only this attempt.")
-@click.option(
-    "-f", "--follow", is_flag=True, help="Keep printing new lines, across restarts, until the job ends."
-)
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines, across restarts, until the job ends.")
 @click.option("-n", "--tail", type=CountParam(0), metavar="N", help="Only the last N lines.")
 @click.option("--since", type=AgoParam(), help="Only lines of this last time, such as 90s, 10m, 2h.")
 @click.option("--grep", type=PatternParam(), help="Only lines that match this regular expression.")
@@ -196,9 +190,7 @@ def why(job: str | None, as_json: bool) -> int:
 
 @click.command()
 @JOB
-@click.option(
-    "--rank", "ranks", multiple=True, type=CountParam(0), metavar="N", help="Only this rank; repeatable."
-)
+@click.option("--rank", "ranks", multiple=True, type=CountParam(0), metavar="N", help="Only this rank; repeatable.")
 @AS_JSON
 def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
     """Show what each rank of a running job is doing now.

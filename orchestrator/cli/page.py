@@ -24,9 +24,7 @@ from orchestrator.core.jobdir.durable import replace_text
     help="Where to write the page; by default JOB.html here.",
 )
 @click.option("--serve", is_flag=True, help="Serve all jobs live to a browser on this machine, until Ctrl-C.")
-@click.option(
-    "--port", type=click.IntRange(0, 65_535), metavar="N", help="Port of --serve; by default a free one."
-)
+@click.option("--port", type=click.IntRange(0, 65_535), metavar="N", help="Port of --serve; by default a free one.")
 def report(job: str | None, output: Path | None, serve: bool, port: int | None) -> int:
     """Write a report of a job as one HTML page: what happened, timeline, curves, verdicts, logs and settings.
 
@@ -34,9 +32,7 @@ def report(job: str | None, output: Path | None, serve: bool, port: int | None) 
     """
     if serve:
         if job is not None or output is not None:
-            raise UserError(
-                "--serve shows all jobs, and writes no file", "--serve", "leave out JOB and -o, or --serve"
-            )
+            raise UserError("--serve shows all jobs, and writes no file", "--serve", "leave out JOB and -o, or --serve")
         return _serve(port or 0)
     if port is not None:
         raise UserError("--port needs --serve", "--port", "add --serve, or leave out --port")

@@ -109,9 +109,7 @@ class JobName(click.ParamType):  # type: ignore[type-arg]  # generic from click 
 
     name = "job"
 
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the names and ids that begin like this, the latest first."""
         from click.shell_completion import CompletionItem
 
@@ -144,9 +142,7 @@ def complete_checkpoint(ctx: click.Context, param: click.Parameter, incomplete: 
     from orchestrator.client import job_checkpoints
 
     try:
-        checkpoints = job_checkpoints.load_checkpoints(
-            home.find_job(home.job_home(os.environ), ctx.params.get("job"))
-        )
+        checkpoints = job_checkpoints.load_checkpoints(home.find_job(home.job_home(os.environ), ctx.params.get("job")))
     except OrchError:
         return []
     names = [save.main for save in checkpoints.values()][::-1]
@@ -180,9 +176,7 @@ class PatternParam(click.ParamType):  # type: ignore[type-arg]  # generic from c
 
     name = "regex"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> re.Pattern[str]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> re.Pattern[str]:
         """Return it compiled."""
         if isinstance(value, re.Pattern):
             return value

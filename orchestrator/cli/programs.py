@@ -80,9 +80,7 @@ def metrics(listen: str | None, textfile: Path | None) -> int:
         path = textfile / TEXTFILE
         try:
             prometheus_client.write_to_textfile(str(path), jobs)
-            path.chmod(
-                stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP | stat.S_IROTH
-            )  # node-exporter is another user
+            path.chmod(stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP | stat.S_IROTH)  # node-exporter is another user
         except OSError as err:
             raise ClusterError(
                 f"cannot be written: {err.strerror}", str(path), "name a folder you can write to"

@@ -72,9 +72,7 @@ def _close_matches(word: str, options: list[str]) -> list[str] | None:
 )
 @click.option("--hosts", metavar="HOSTS", help="Hosts over SSH, such as gpu[01-04].")
 @click.option("--name", metavar="NAME", help="The job's name; by default the script's.")
-@click.option(
-    "--env", "env", multiple=True, metavar="K=V", help="An environment variable of the ranks; repeatable."
-)
+@click.option("--env", "env", multiple=True, metavar="K=V", help="An environment variable of the ranks; repeatable.")
 @click.option("--python", metavar="PYTHON", help="Python of the ranks; by default the one that runs orch.")
 @SET
 @OVERSUBSCRIBE
@@ -145,9 +143,7 @@ def _parse_env(texts: tuple[str, ...]) -> dict[str, str]:
     """Return the variables of `--env`. Raises UserError for one without a value."""
     for text in texts:
         if "=" not in text:
-            fix = (
-                f"write --env {text}=VALUE; variables of this environment are inherited anyway; over SSH use "
-            )
+            fix = f"write --env {text}=VALUE; variables of this environment are inherited anyway; over SSH use "
             raise UserError("has no value", f"--env {text}", f"{fix}--set secrets=[{text}]")
     return {name: value for name, _, value in (text.partition("=") for text in texts)}
 

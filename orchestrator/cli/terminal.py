@@ -142,9 +142,7 @@ def shorten(text: str) -> str:
     """Return an error with the middle of its long lines left out: the end of a line says what is wrong."""
     half = ERROR_LINE_CHARS_MAX // 2
     lines = text.split("\n")
-    return "\n".join(
-        line if len(line) <= ERROR_LINE_CHARS_MAX else f"{line[:half]} … {line[-half:]}" for line in lines
-    )
+    return "\n".join(line if len(line) <= ERROR_LINE_CHARS_MAX else f"{line[:half]} … {line[-half:]}" for line in lines)
 
 
 def say(text: str, *, err: bool = False) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from orchestrator.core.checkpoints import disk, file_groups, formats, ledger, tree, validation
 from orchestrator.core.checkpoints.checkpoint import (
+    Checkpoint,
     CheckpointFile,
-    CheckpointRecord,
     CheckpointState,
     CompletionReason,
     Content,
@@ -23,6 +23,7 @@ from orchestrator.core.checkpoints.checkpoint import (
     GroupReading,
     StepSource,
 )
+from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import home, locks, status_file
 from orchestrator.core.jobdir.layout import JobDir
@@ -56,9 +57,7 @@ class AdoptableCheckpoint:
         return validation.find_fault(self.reading, {piece.name: piece.size_bytes for piece in self.pieces})
 
 
-def find_adoptable(
-    job: JobDir, plan: Plan, saves: Mapping[int, CheckpointRecord]
-) -> list[AdoptableCheckpoint]:
+def find_adoptable(job: JobDir, plan: Plan, saves: Mapping[int, Checkpoint]) -> list[AdoptableCheckpoint]:
     """Return the files at `checkpoint.path` that look like checkpoints and are not in the ledger, the newest last; none while the job runs,
     because its supervisor enters what its ranks save."""
     if not _has_ended(job):
@@ -108,7 +107,7 @@ def _make_adoptable(
 # Adoption
 
 
-def adopt(job: JobDir, plan: Plan, path: Path) -> CheckpointRecord:
+def adopt(job: JobDir, plan: Plan, path: Path) -> Checkpoint:
     """Enter files as a complete checkpoint in the ledger. Raises UserError for files that are not one, or while
     a supervisor is running; ClusterError."""
     home.require_own_job(job)
@@ -136,9 +135,7 @@ def adopt(job: JobDir, plan: Plan, path: Path) -> CheckpointRecord:
             ledger_file.put(save)
             ledger_file.flush()
         except OSError as err:
-            raise ClusterError(
-                f"cannot be written: {err.strerror}", str(job.ledger), "free some space there"
-            ) from err
+            raise ClusterError(f"cannot be written: {err.strerror}", str(job.ledger), "free some space there") from err
     return save
 
 
@@ -156,13 +153,11 @@ def _find_damage(root: Path, piece: CheckpointFile) -> str:
     return f"{piece.name} {fault}" if fault else ""
 
 
-def _to_checkpoint(
-    offer: AdoptableCheckpoint, pieces: Sequence[CheckpointFile], number: int, plan: Plan
-) -> CheckpointRecord:
+def _to_checkpoint(offer: AdoptableCheckpoint, pieces: Sequence[CheckpointFile], number: int, plan: Plan) -> Checkpoint:
     state = offer.reading
     ranks = max((len(own) for own in file_groups.find_ranks(offer.group.names).values()), default=0)
     content = Content.STATE if state.content in (Content.PART, Content.OTHER) else state.content
-    return CheckpointRecord(
+    return Checkpoint(
         number=number, key=offer.group.key, series=offer.group.series, main=offer.group.main, attempt=0,
         world_size=0 if state.fits_any_size else ranks or plan.world_size, steps=0, format=state.format, content=content,
         fits_any_size=state.fits_any_size, state=CheckpointState.WHOLE, closed_by=CompletionReason.ADOPTED, step=state.step,
@@ -179,17 +174,13 @@ def _find_adoptable_at(job: JobDir, plan: Plan, path: Path) -> AdoptableCheckpoi
         raise unusable_error(str(path), "it is the folder of the job's checkpoints")
     root = next((own for own in (place, job.checkpoints) if path.is_relative_to(own)), None)
     if root is None and plan.ssh is not None and path.is_relative_to(job.root):
-        raise UserError(
-            "it is not copied to the hosts from there", str(path), f"copy it into {job.checkpoints}"
-        )
+        raise UserError("it is not copied to the hosts from there", str(path), f"copy it into {job.checkpoints}")
     if root is not None:
         scan = tree.scan(root)
         return _find_adoptable_in(path, root, scan.files, scan.pointed)
     folder = path if path.is_dir() else path.parent
     scan, prefix = tree.scan(folder), f"{folder.name}/"
-    files = {
-        prefix + name: dataclasses.replace(piece, name=prefix + name) for name, piece in scan.files.items()
-    }
+    files = {prefix + name: dataclasses.replace(piece, name=prefix + name) for name, piece in scan.files.items()}
     offer = _find_adoptable_in(path, folder.parent, files, {prefix + name for name in scan.pointed})
     if offer.group.is_folder:
         return offer
@@ -202,9 +193,7 @@ def _find_adoptable_in(
     """Return the group of files at a path, out of all below a folder. Raises UserError."""
     group = _find_group(str(path.relative_to(root)), files)
     if group is None or not any(map(file_groups.is_checkpoint_file, group.names)):
-        raise unusable_error(
-            str(path), "it has no file with an extension of checkpoints, such as .pt or .safetensors"
-        )
+        raise unusable_error(str(path), "it has no file with an extension of checkpoints, such as .pt or .safetensors")
     return _make_adoptable(root, group, files, pointed)
 
 
@@ -216,13 +205,35 @@ def _find_group(relative_path: str, files: Mapping[str, CheckpointFile]) -> file
     files_below = sorted(name for name in files if name.startswith(f"{relative_path}/"))
     if exact is not None or not files_below:
         return exact
-    inner = [
-        group.main
-        for group in groups
-        if group.main.startswith(f"{relative_path}/") and not group.is_overwritten
-    ]
+    inner = [group.main for group in groups if group.main.startswith(f"{relative_path}/") and not group.is_overwritten]
     if len(inner) > 1:
-        raise UserError(
-            f"contains {len(inner)} checkpoints, such as {inner[-1]}", relative_path, "name one of them"
-        )
+        raise UserError(f"contains {len(inner)} checkpoints, such as {inner[-1]}", relative_path, "name one of them")
     return file_groups.FileGroup(relative_path, relative_path, relative_path, True, (), "", files_below)
+
+
+def row(offer: AdoptableCheckpoint) -> Json:
+    """Return an adoptable checkpoint as `orch checkpoints --json` prints it."""
+    return {
+        "save": None,
+        "path": str(offer.path),
+        "main": offer.group.main,
+        "attempt": None,
+        "world_size": None,
+        "step": offer.reading.step,
+        "step_source": (StepSource.UNKNOWN if offer.reading.step is None else StepSource.STATED).value,
+        "format": offer.reading.format.value,
+        "content": offer.reading.content.value,
+        "state": "offered",
+        "why": offer.fault,
+        "closed_by": "",
+        "compared": "",
+        "files": len(offer.pieces),
+        "bytes": sum(piece.size_bytes for piece in offer.pieces),
+        "written_at": status_file.iso(offer.written_ns / 1e9),
+        "places": [],
+        "exists": True,
+        "complete": False,
+        "whole": None,
+        "resume": False,
+        "checkpoint_path": "",
+    }

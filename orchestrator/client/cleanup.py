@@ -33,18 +33,10 @@ def clean_local(jobs: Sequence[Job]) -> tuple[str, dict[str, remote_files.FetchR
     local_jobs = [job.folder for job in jobs if job.folder.ended.exists() and not job.folder.archive.exists()]
     job_homes = sorted({job.folder.root.parent for job in jobs})
     drafts = sorted(draft for place in job_homes for draft in _old_drafts(place))
-    cleaned, failures = _clean_each(
-        {job.id: job for job in local_jobs if _run_folder(job).exists()}, _clean_run_files
-    )
+    cleaned, failures = _clean_each({job.id: job for job in local_jobs if _run_folder(job).exists()}, _clean_run_files)
     removed, undeleted = _clean_each({draft.name: draft for draft in drafts}, _delete_folder)
-    parts = (
-        [f"cleaned up {format_count(len(cleaned), 'ended job')}{_names_suffix(cleaned)}"] if cleaned else []
-    )
-    parts += (
-        [f"removed {format_count(len(removed), 'interrupted submit')}{_names_suffix(removed)}"]
-        if removed
-        else []
-    )
+    parts = [f"cleaned up {format_count(len(cleaned), 'ended job')}{_names_suffix(cleaned)}"] if cleaned else []
+    parts += [f"removed {format_count(len(removed), 'interrupted submit')}{_names_suffix(removed)}"] if removed else []
     return ", ".join(parts), failures | undeleted
 
 
@@ -62,9 +54,7 @@ def _clean_each(
             clean(thing)
             done.append(name)
         except ClusterError as err:
-            failures[name] = remote_files.FetchReport(
-                {}, {"this machine": LaunchError("clean", err.what, err.fix)}
-            )
+            failures[name] = remote_files.FetchReport({}, {"this machine": LaunchError("clean", err.what, err.fix)})
     return done, failures
 
 
@@ -137,7 +127,9 @@ def summarize_cleaned(accounts: Mapping[str, remote_files.FetchReport]) -> str:
     if not cleaned:
         return ""
     hosts = sum(len(account.clean_hosts) for account in cleaned.values())
-    text = f"cleaned up {format_count(hosts, 'host')} of {format_count(len(cleaned), 'job')}{_names_suffix(list(cleaned))}"
+    text = (
+        f"cleaned up {format_count(hosts, 'host')} of {format_count(len(cleaned), 'job')}{_names_suffix(list(cleaned))}"
+    )
     fetched = remote_files.summarize(list(cleaned.values()))
     return f"{text}; {fetched}" if fetched else text
 

@@ -19,7 +19,7 @@ from orchestrator.client import job_checkpoints
 from orchestrator.client.job import POLL_S, Job
 from orchestrator.client.logs import trackers
 from orchestrator.core.checkpoints import disk
-from orchestrator.core.checkpoints.checkpoint import CheckpointFile, CheckpointRecord, CheckpointState
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointFile, CheckpointState
 from orchestrator.core.checkpoints.resume_choice import OVERRIDE_STATES
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
@@ -39,8 +39,8 @@ VERSIONS_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class CollectedFiles:
-    """Result of a collect: the folder, and the number of checkpoints and other files of ranks. `elsewhere`: the checkpoints
-    outside of the job's folder; `left`: a text for what was too large; `odd`: texts for pipes and other special files."""
+    """Result of a collect: the folder, and the number of checkpoints and other files of ranks. `outside`: the checkpoints
+    outside of the job's folder; `left_out`: a text for what was too large; `skipped`: texts for pipes and other special files."""
 
     folder: Path
     checkpoints: int
@@ -50,9 +50,7 @@ class CollectedFiles:
     skipped: tuple[str, ...] = ()
 
 
-def collect(
-    job: Job, to: Path | None, *, checkpoints: bool = True, everything: bool = False
-) -> CollectedFiles:
+def collect(job: Job, to: Path | None, *, checkpoints: bool = True, everything: bool = False) -> CollectedFiles:
     """Copy a job's logs, checkpoints (unless not wanted), evidence, post-mortem (`why.json`), and what its ranks have written where
     they start to a folder. `everything`: also more than `OTHERS_BYTES_MAX` of that.
 
@@ -61,15 +59,11 @@ def collect(
     """
     homes = LocalCheckpointFolders(job.folder, job.plan())
     complete = [
-        save
-        for save in _load_checkpoints(job).values()
-        if save.state is CheckpointState.WHOLE and save.locations
+        save for save in _load_checkpoints(job).values() if save.state is CheckpointState.WHOLE and save.locations
     ]
     inside = [save for save in complete if homes.is_in_job_folder(save)]
     saved = {homes.folder(save) / piece.name for save in inside for piece in save.files}
-    written = {
-        job.folder.code / file.name: file.size_bytes for file in start_folder.find_written_files(job.folder)
-    }
+    written = {job.folder.code / file.name: file.size_bytes for file in start_folder.find_written_files(job.folder)}
     others = {path: size_bytes for path, size_bytes in written.items() if path not in saved}
     outside = [save for save in complete if save not in inside]
     outside_paths = tuple(
@@ -148,7 +142,7 @@ def _tracker_files(job: Job) -> list[Path]:
     return [file for file in found if not file.is_relative_to(job.folder.checkpoints)]
 
 
-def _load_checkpoints(job: Job) -> dict[int, CheckpointRecord]:
+def _load_checkpoints(job: Job) -> dict[int, Checkpoint]:
     """Return the checkpoints of a job; none if its ledger cannot be read: files are copied anyway."""
     try:
         return job_checkpoints.load_checkpoints(job.folder)
@@ -278,12 +272,10 @@ class FetchTargets:
     - What the ledger calls pruned, or written over by a save that is home as it was recorded, does not come.
     """
 
-    def __init__(
-        self, job: JobDir, homes: LocalCheckpointFolders, checkpoints: Mapping[int, CheckpointRecord]
-    ) -> None:
+    def __init__(self, job: JobDir, homes: LocalCheckpointFolders, checkpoints: Mapping[int, Checkpoint]) -> None:
         self._job, self._homes = job, homes
         # By local path: the checkpoints that a file belonged to, as it was then
-        self._saved: dict[Path, list[tuple[CheckpointRecord, CheckpointFile]]] = {}
+        self._saved: dict[Path, list[tuple[Checkpoint, CheckpointFile]]] = {}
         for save in checkpoints.values():
             for piece in save.files:
                 self._saved.setdefault(homes.folder(save) / piece.name, []).append((save, piece))
@@ -293,9 +285,7 @@ class FetchTargets:
         """Return the local path for a file; None if it need not be fetched. Raises OSError."""
         local_path = self._homes.local_path(file.name)
         if not is_rank_file(file.name):
-            return (
-                None if local_path.is_file() and local_path.stat().st_size >= file.size_bytes else local_path
-            )
+            return None if local_path.is_file() and local_path.stat().st_size >= file.size_bytes else local_path
         if self._is_superseded(local_path, file):
             return None
         if not os.path.lexists(local_path):
@@ -339,9 +329,7 @@ class FetchTargets:
     def _is_superseded(self, local_path: Path, file: CheckpointFile) -> bool:
         """Tell whether `checkpoint.keep` deleted a file, or a fetched checkpoint has overwritten it."""
         saved = self._saved.get(local_path, ())
-        states = [
-            save.state for save, piece in saved if _has_size_and_time(file, piece.size_bytes, piece.mtime_ns)
-        ]
+        states = [save.state for save, piece in saved if _has_size_and_time(file, piece.size_bytes, piece.mtime_ns)]
         is_fetched = any(
             save.state is CheckpointState.WHOLE and disk.matches_record(self._homes.folder(save), piece)
             for save, piece in saved
@@ -376,6 +364,4 @@ def describe_left_out(left: Mapping[str, int]) -> list[str]:
     largest = sorted(left, key=lambda name: -left[name])[:SKIPPED_SHOWN]
     size_gb = sum(left.values()) / 1e9
     what = f"{format_count(len(left), 'file')} that ranks wrote ({size_gb:.1f} GB, no checkpoints) were not copied"
-    return [
-        f"{what}: {', '.join(largest)}{', …' if len(left) > SKIPPED_SHOWN else ''}; orch collect --all copies them"
-    ]
+    return [f"{what}: {', '.join(largest)}{', …' if len(left) > SKIPPED_SHOWN else ''}; orch collect --all copies them"]

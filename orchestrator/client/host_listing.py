@@ -32,7 +32,7 @@ def list_files(
     skipped: list[str],
 ) -> Iterator[CheckpointFile]:
     """Yield the files of a job on a host that may have to be fetched, without those of the snapshot, with times in whole seconds; append to `missing` a text for
-    what cannot be listed, to `odd` one for what is not a file."""
+    what cannot be listed, to `skipped` one for what is not a file."""
     count = 0
     pending = [(name, 1) for name in ("logs", "evidence", "nodes", "checkpoints", "code")]
     while pending:
@@ -42,11 +42,7 @@ def list_files(
         except FileNotFoundError:
             continue
         except (OSError, UnicodeDecodeError) as err:
-            why = (
-                "an entry has a name that is not UTF-8"
-                if isinstance(err, ValueError)
-                else err.strerror or str(err)
-            )
+            why = "an entry has a name that is not UTF-8" if isinstance(err, ValueError) else err.strerror or str(err)
             missing.append(f"{folder} of the job cannot be listed: {why}; {COPY_HINT}")
             continue
         for entry in entries:

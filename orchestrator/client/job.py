@@ -147,9 +147,7 @@ class Job:
         except OSError as err:
             raise requests.make_write_error(err, self.folder.root) from err
 
-    def _resume(
-        self, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]
-    ) -> ResumeChoice:
+    def _resume(self, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]) -> ResumeChoice:
         """Resume the job while its resume lock is held."""
         from orchestrator.client import job_checkpoints
         from orchestrator.journal import journal_integrity
@@ -235,14 +233,10 @@ class Job:
         from orchestrator.journal import journal_file
 
         placements = journal_file.read_kinds(self.folder.journal, d.Place)
-        chosen = [
-            place for place in placements if isinstance(place, d.Place) and attempt in (None, place.attempt)
-        ]
+        chosen = [place for place in placements if isinstance(place, d.Place) and attempt in (None, place.attempt)]
         return {**ranks, **dict(chosen[-1].nodes if chosen else ())}
 
-    def select_ranks(
-        self, ranks: Sequence[int], nodes: Sequence[str], attempt: int | None
-    ) -> tuple[int, ...]:
+    def select_ranks(self, ranks: Sequence[int], nodes: Sequence[str], attempt: int | None) -> tuple[int, ...]:
         """Return the ranks that `--rank` and `--node` mean; none for all. Raises UserError for one that is not the job's."""
         if not ranks and not nodes:
             return ()
@@ -251,17 +245,13 @@ class Job:
         plan, names = self.plan(), self.source.nodes()
         for name in nodes:
             if name not in names and name not in reader.nodes(self.folder):
-                raise UserError(
-                    f"{self.id} has no node {name!r}", "--node", f"it has: {', '.join(names[:20])}"
-                )
+                raise UserError(f"{self.id} has no node {name!r}", "--node", f"it has: {', '.join(names[:20])}")
         for rank in ranks:  # an earlier attempt may have had more of them
             if rank >= plan.world_size and not any(self.folder.logs.glob(f"*/{rank_name(rank)}.log")):
                 fix = f"its ranks are 0 to {plan.world_size - 1}"
                 raise UserError(f"{self.id} has no rank {rank}", "--rank", fix)
         placed = self.ranks_by_node(attempt).items() if not ranks else ()
-        return tuple(ranks) or tuple(
-            rank for name, node_ranks in placed if name in nodes for rank in node_ranks
-        )
+        return tuple(ranks) or tuple(rank for name, node_ranks in placed if name in nodes for rank in node_ranks)
 
     def mask(self) -> Mask:
         """Return the mask that hides the job's secrets in all output. Raises ClusterError when they are damaged."""

@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING
 from orchestrator.client import adoption
 from orchestrator.client.adoption import LIST_HINT, AdoptableCheckpoint, unusable_error
 from orchestrator.core.checkpoints import disk, file_groups, ledger, tree
-from orchestrator.core.checkpoints.checkpoint import (
-    START_PREFIX,
-    CheckpointRecord,
-    CheckpointState,
-    FileLocation,
-    StepSource,
-)
+from orchestrator.core.checkpoints.checkpoint import START_PREFIX, Checkpoint, CheckpointState, FileLocation
 from orchestrator.core.checkpoints.ledger import ENDED_STATES
 from orchestrator.core.checkpoints.resume_choice import (
     OVERRIDE_STATES,
@@ -45,7 +39,7 @@ CHECKPOINTS_NAMED_MAX = 5
 """The number of checkpoints that an error names."""
 
 
-def load_checkpoints(job: JobDir) -> dict[int, CheckpointRecord]:
+def load_checkpoints(job: JobDir) -> dict[int, Checkpoint]:
     """Return the checkpoints of a job by number. Raises ClusterError when the ledger cannot be read."""
     return _read_ledger(job)[0]
 
@@ -55,7 +49,7 @@ def ledger_damage(job: JobDir) -> list[str]:
     return _read_ledger(job)[1]
 
 
-def _read_ledger(job: JobDir) -> tuple[dict[int, CheckpointRecord], list[str]]:
+def _read_ledger(job: JobDir) -> tuple[dict[int, Checkpoint], list[str]]:
     try:
         return ledger.read(job.root, job.ledger)
     except OSError as err:
@@ -87,23 +81,18 @@ class ResumeSource:
         override = ResumeOverride(self.number, latest) if self.number else _load_override(self._job)
         self.choice = _choose_current(self._job, self._plan, self._saves, world_size, override)
         save = self.choice.world_size_mismatch
-        if (
-            override is not None
-            and override.save in self._saves
-            and self.choice.checkpoint is None
-            and save is None
-        ):
+        if override is not None and override.save in self._saves and self.choice.checkpoint is None and save is None:
             named = self._saves[override.save]
             raise unusable_error(named.main, named.why or named.state.value)
         if save is not None:
             complete = [one for one in self._saves.values() if one.state is CheckpointState.WHOLE]
-            others = _list_names([setting for setting in complete if fits_world_size(setting, world_size)])
+            others = _list_names([save for save in complete if fits_world_size(save, world_size)])
             fix = f"resume with {save.world_size} ranks"
             fix += f"; for {world_size} ranks use --from with one of: {others}" if others else ""
             raise UserError(describe_size_mismatch(save, world_size), save.main, fix)
 
 
-def _require_ledger(job: JobDir, saves: Mapping[int, CheckpointRecord]) -> None:
+def _require_ledger(job: JobDir, saves: Mapping[int, Checkpoint]) -> None:
     """Raise ClusterError if the ledger lacks complete checkpoints that the journal has: the job would resume before them and
     overwrite them. Also if it is a link, because a supervisor does not write through one."""
     from orchestrator.journal import facts_file
@@ -113,9 +102,7 @@ def _require_ledger(job: JobDir, saves: Mapping[int, CheckpointRecord]) -> None:
         raise ClusterError("is a link", str(job.ledger), "replace it by the file itself")
     with contextlib.suppress(JournalError):
         journaled = [
-            one
-            for one in facts_file.read(job).facts.checkpoints.values()
-            if one.state is CheckpointState.WHOLE
+            one for one in facts_file.read(job).facts.checkpoints.values() if one.state is CheckpointState.WHOLE
         ]
         lost = [save for save in journaled if save.number not in saves]
         if lost:
@@ -124,14 +111,12 @@ def _require_ledger(job: JobDir, saves: Mapping[int, CheckpointRecord]) -> None:
             raise ClusterError(what, str(job.ledger), fix)
 
 
-def describe_size_mismatch(save: CheckpointRecord, world_size: int) -> str:
+def describe_size_mismatch(save: Checkpoint, world_size: int) -> str:
     """Return the text for a checkpoint that this number of ranks cannot load."""
     return f"has files of each of the {save.world_size} ranks that saved it, and there would be {world_size}"
 
 
-def find_checkpoint(
-    job: JobDir, plan: Plan, checkpoints: Mapping[int, CheckpointRecord], reference: str
-) -> CheckpointRecord:
+def find_checkpoint(job: JobDir, plan: Plan, checkpoints: Mapping[int, Checkpoint], reference: str) -> Checkpoint:
     """Return the complete checkpoint that the user named: by its number, its name or a path; one that is not in the ledger is
     adopted. Raises UserError, ClusterError."""
     paths = _candidate_paths(job, plan, reference)
@@ -163,15 +148,11 @@ def find_checkpoint(
         raise unusable_error(reference, reason)
     checked = (_check_files(job, plan, save, deep=False)[0] for save in checkpoints.values())
     others = _list_names([save for save in checked if save.state is CheckpointState.WHOLE])
-    raise UserError(
-        "there is no such checkpoint", reference, f"choose one of: {others}" if others else LIST_HINT
-    )
+    raise UserError("there is no such checkpoint", reference, f"choose one of: {others}" if others else LIST_HINT)
 
 
 def _ambiguous_error(wanted: str, paths: Set[str]) -> UserError:
-    return UserError(
-        "matches several checkpoints", wanted, f"name the path of one: {', '.join(sorted(paths))}"
-    )
+    return UserError("matches several checkpoints", wanted, f"name the path of one: {', '.join(sorted(paths))}")
 
 
 def _candidate_paths(job: JobDir, plan: Plan, wanted: str) -> set[str]:
@@ -180,14 +161,12 @@ def _candidate_paths(job: JobDir, plan: Plan, wanted: str) -> set[str]:
     return {os.path.abspath(root / wanted) for root in (Path(), place, job.root, job.code)}  # noqa: PTH100 -- links stay as they are
 
 
-def _is_at(save: CheckpointRecord, paths: set[str]) -> bool:
+def _is_at(save: Checkpoint, paths: set[str]) -> bool:
     files = (save.main, *(piece.name for piece in save.files))
-    return any(
-        os.path.normpath(f"{place.root}/{name}") in paths for place in save.locations for name in files
-    )
+    return any(os.path.normpath(f"{place.root}/{name}") in paths for place in save.locations for name in files)
 
 
-def _list_names(checkpoints: list[CheckpointRecord]) -> str:
+def _list_names(checkpoints: list[Checkpoint]) -> str:
     """Return the latest checkpoints as `--from` takes them, with name and step."""
     steps = {save.number: "" if save.step is None else f", step {save.step:,}" for save in checkpoints}
     return ", ".join(
@@ -196,13 +175,9 @@ def _list_names(checkpoints: list[CheckpointRecord]) -> str:
 
 
 def _choose_current(
-    job: JobDir,
-    plan: Plan,
-    checkpoints: dict[int, CheckpointRecord],
-    world_size: int,
-    override: ResumeOverride | None,
+    job: JobDir, plan: Plan, checkpoints: dict[int, Checkpoint], world_size: int, override: ResumeOverride | None
 ) -> ResumeChoice:
-    """Return the choice for this number of ranks from the files as they are now; in `saves` those without their files become GONE."""
+    """Return the choice for this number of ranks from the files as they are now; in `checkpoints` those without their files become GONE."""
     while True:
         choice = choose_checkpoint(checkpoints.values(), world_size, override)
         save = choice.checkpoint or choice.world_size_mismatch
@@ -211,14 +186,10 @@ def _choose_current(
         current, _ = _check_files(job, plan, save, deep=False)
         checkpoints[save.number] = current
         if current.state in OVERRIDE_STATES:
-            return (
-                dataclasses.replace(choice, checkpoint=current) if choice.checkpoint is not None else choice
-            )
+            return dataclasses.replace(choice, checkpoint=current) if choice.checkpoint is not None else choice
 
 
-def _check_files(
-    job: JobDir, plan: Plan, save: CheckpointRecord, *, deep: bool
-) -> tuple[CheckpointRecord, str]:
+def _check_files(job: JobDir, plan: Plan, save: Checkpoint, *, deep: bool) -> tuple[Checkpoint, str]:
     """Return a checkpoint with the state of its files now, and how they were compared, empty if not at all. If they have
     changed, an attempt resumes from the kept copy."""
     if save.state not in OVERRIDE_STATES or not save.locations or _is_unreachable(plan, save):
@@ -228,21 +199,17 @@ def _check_files(
         return save, comparison.compared
     kept = job.checkpoints / disk.KEPT_FOLDER / str(save.number)
     if kept.is_dir():
-        kept_comparison = disk.compare(
-            dataclasses.replace(save, locations=(FileLocation("", str(kept)),)), deep=deep
-        )
+        kept_comparison = disk.compare(dataclasses.replace(save, locations=(FileLocation("", str(kept)),)), deep=deep)
         if not kept_comparison.fault:
             why = f"{comparison.fault}, but orch kept a copy in {disk.KEPT_FOLDER}/{save.number}"
             return dataclasses.replace(save, why=why), kept_comparison.compared
     return dataclasses.replace(save, state=CheckpointState.GONE, why=comparison.fault), ""
 
 
-def _is_unreachable(plan: Plan, save: CheckpointRecord) -> bool:
+def _is_unreachable(plan: Plan, save: Checkpoint) -> bool:
     """Tell whether a checkpoint is on a host, or may be on a disk that only hosts or nodes of Slurm have: then the other
     files of its folder are not here either."""
-    is_theirs = (
-        Path(plan.checkpoint_glob).is_absolute() if save.is_named else save.base_folder != START_PREFIX
-    )
+    is_theirs = Path(plan.checkpoint_glob).is_absolute() if save.is_named else save.base_folder != START_PREFIX
     return bool(save.locations[0].host) or (
         is_theirs
         and plan.backend != "local"
@@ -268,24 +235,18 @@ def list_checkpoints(job: JobDir, plan: Plan, *, verify: bool) -> list[Json]:
     root, _ = tree.split_glob(*plan.checkpoint_location(job))
     notes = {passed.save: passed.why for passed in choice.skipped}
     if choice.world_size_mismatch is not None:
-        notes[choice.world_size_mismatch.number] = describe_size_mismatch(
-            choice.world_size_mismatch, plan.world_size
-        )
+        notes[choice.world_size_mismatch.number] = describe_size_mismatch(choice.world_size_mismatch, plan.world_size)
     rows = [
         _checkpoint_row(
             save,
             by if verify else "",
             notes.get(save.number, ""),
-            root
-            if save.is_named
-            else job.code
-            if save.base_folder == START_PREFIX
-            else Path(save.base_folder),
+            root if save.is_named else job.code if save.base_folder == START_PREFIX else Path(save.base_folder),
             is_start=save.number == start_number,
         )
         for save, by in checked.values()
     ]
-    return [*rows, *map(_adoptable_row, adoption.find_adoptable(job, plan, checkpoints))]
+    return [*rows, *map(adoption.row, adoption.find_adoptable(job, plan, checkpoints))]
 
 
 def _load_override(job: JobDir) -> ResumeOverride | None:
@@ -299,9 +260,7 @@ def _load_override(job: JobDir) -> ResumeOverride | None:
         return None
 
 
-def _checkpoint_row(
-    save: CheckpointRecord, verified_by: str, note: str, root: Path, *, is_start: bool
-) -> Json:
+def _checkpoint_row(save: Checkpoint, verified_by: str, note: str, root: Path, *, is_start: bool) -> Json:
     """Return a checkpoint for JSON; `note`: why the next attempt skips it. `complete`: it is complete in the ledger and its files exist. `whole`: the result of a comparison of all
     bytes has found, None without one. `resume`: the next attempt resumes from it. `why`: the note on it. `root`: where
     it was, if what is left of it was moved."""
@@ -333,37 +292,10 @@ def _checkpoint_row(
     }
 
 
-def _pending_reason(save: CheckpointRecord) -> str:
+def _pending_reason(save: Checkpoint) -> str:
     if save.state is not CheckpointState.OPEN:
         return ""
     return "is being copied from its hosts" if save.is_in_transit else "not every rank has made a step since"
-
-
-def _adoptable_row(offer: AdoptableCheckpoint) -> Json:
-    return {
-        "save": None,
-        "path": str(offer.path),
-        "main": offer.group.main,
-        "attempt": None,
-        "world_size": None,
-        "step": offer.reading.step,
-        "step_source": (StepSource.UNKNOWN if offer.reading.step is None else StepSource.STATED).value,
-        "format": offer.reading.format.value,
-        "content": offer.reading.content.value,
-        "state": "offered",
-        "why": offer.fault,
-        "closed_by": "",
-        "compared": "",
-        "files": len(offer.pieces),
-        "bytes": sum(piece.size_bytes for piece in offer.pieces),
-        "written_at": status_file.iso(offer.written_ns / 1e9),
-        "places": [],
-        "exists": True,
-        "complete": False,
-        "whole": None,
-        "resume": False,
-        "checkpoint_path": "",
-    }
 
 
 # Where files are
@@ -372,9 +304,7 @@ def _adoptable_row(offer: AdoptableCheckpoint) -> Json:
 def job_folders(job: JobDir) -> Json:
     """Return where a job's files are, as `orch folder --json` prints it. Raises ClusterError."""
     complete = [
-        save
-        for save in load_checkpoints(job).values()
-        if save.state is CheckpointState.WHOLE and save.locations
+        save for save in load_checkpoints(job).values() if save.state is CheckpointState.WHOLE and save.locations
     ]
     counts_by_folder: dict[str, int] = {}
     for save in complete:
@@ -397,7 +327,7 @@ def job_folders(job: JobDir) -> Json:
     }
 
 
-def _path_pattern(save: CheckpointRecord) -> str | None:
+def _path_pattern(save: Checkpoint) -> str | None:
     """Return the `checkpoint.path` that matches a checkpoint and those like it; None if the job file already names it."""
     if save.is_named:
         return None
@@ -427,25 +357,18 @@ def add_checkpoints(job: JobDir, plan: Plan, why: Json, record: Record) -> None:
         return
     choice = _choose_current(job, plan, checkpoints, plan.world_size, record.facts.resume_override)
     save, other = choice.checkpoint, choice.world_size_mismatch
-    why["checkpoint"] = (
-        {"path": save.path, "step": save.step, **_proof_json(save)} if save is not None else None
-    )
+    why["checkpoint"] = {"path": save.path, "step": save.step, **_proof_json(save)} if save is not None else None
     why["misfit"] = (
-        {"path": other.path, "why": describe_size_mismatch(other, plan.world_size)}
-        if other is not None
-        else None
+        {"path": other.path, "why": describe_size_mismatch(other, plan.world_size)} if other is not None else None
     )
     offered = [] if save is not None or other is not None else adoption.find_adoptable(job, plan, checkpoints)
     why["offered"] = [str(offer.path) for offer in offered if not offer.fault]
     why["passed"] = [
-        {"save": loser.save, "path": loser.main, "step": loser.step, "why": loser.why}
-        for loser in choice.skipped
+        {"save": loser.save, "path": loser.main, "step": loser.step, "why": loser.why} for loser in choice.skipped
     ]
 
 
-def _start_json(
-    event: CheckpointRead | None, read: CheckpointRecord | None, given: CheckpointRecord | None
-) -> Json | None:
+def _start_json(event: CheckpointRead | None, read: Checkpoint | None, given: Checkpoint | None) -> Json | None:
     """Return the checkpoint that an attempt started from, as its ranks' reads show; None if unknown."""
     if event is None or (event.save and read is None):
         return None
@@ -457,7 +380,7 @@ def _start_json(
     return {"save": read.number, "path": read.path, "step": read.step, "chosen_by": chosen_by}
 
 
-def _proof_json(save: CheckpointRecord) -> Json:
+def _proof_json(save: Checkpoint) -> Json:
     return {
         "save": save.number,
         "step": save.step,

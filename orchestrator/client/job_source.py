@@ -152,9 +152,7 @@ def _is_same_end(ended_status: Status, current: Status) -> bool:
 
 def _no_status_error(job: JobDir) -> ClusterError:
     if not job.plan.exists():
-        return ClusterError(
-            "this is not a complete job folder: it has no plan.json", str(job.root), "delete it"
-        )
+        return ClusterError("this is not a complete job folder: it has no plan.json", str(job.root), "delete it")
     if job.ended.exists():
         return ClusterError("the status file is missing", str(job.state), "`orch why` reads the journal")
     what = f"no status was written within {STATE_S_MAX:g} s"

@@ -35,9 +35,7 @@ def why(plan: Plan, record: Record) -> Json:
         is_running_attempt = (
             is_running and next_attempt is None and (current is None or current.phase is not Phase.STOP)
         )
-        next_stepping = next(
-            (one for one in record.attempts[number + 1 :] if one.last_step is not None), next_attempt
-        )
+        next_stepping = next((one for one in record.attempts[number + 1 :] if one.last_step is not None), next_attempt)
         attempts_json.append(_attempt_json(attempt, next_attempt, next_stepping, is_running_attempt))
     return {
         "id": plan.id,
@@ -65,9 +63,7 @@ def time_uses(usage_by_job: Mapping[str, Goodput]) -> Json:
         {
             "id": job_id,
             **time_use(one),
-            "losses": [
-                {**asdict(loss), "rank_seconds": round(rank_s, 3)} for loss, rank_s in one.losses().items()
-            ],
+            "losses": [{**asdict(loss), "rank_seconds": round(rank_s, 3)} for loss, rank_s in one.losses().items()],
         }
         for job_id, one in usage_by_job.items()
     ]
@@ -101,7 +97,7 @@ def _attempt_json(
     next_stepping: AttemptHistory | None,
     is_running: bool,
 ) -> Json:
-    """Return an attempt as JSON. `after`: the next one; `again`: the next one that made steps."""
+    """Return an attempt as JSON. `next_attempt`: the next one; `next_stepping`: the next one that made steps."""
     begun, judged, finished = attempt.begun, attempt.judged, attempt.finished
     ended = attempt.ended_wall_s
     verdict = judged.verdict if judged else None
@@ -129,9 +125,7 @@ def _attempt_json(
         "queued_s": None if attempt.queued_s is None else round(attempt.queued_s, 3),
         "repeated_steps": _repeated_steps(attempt, next_stepping),
         "notices": [told.verdict.summary for told in attempt.notices if told.verdict],
-        "told": [
-            _notice_json(attempt, told) for told in attempt.notices if told.topic is not NoticeTopic.SLOW
-        ],
+        "told": [_notice_json(attempt, told) for told in attempt.notices if told.topic is not NoticeTopic.SLOW],
         "remarks": [*slow, *(late if verdict is None else ())],
         "starts": list(attempt.starts),
         "fresh_starts": [how for how, are_forks in attempt.starts.items() if not are_forks],

@@ -137,9 +137,7 @@ def _check_python(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Ite
     except HostError as err:
         yield error("python", (), f"{plan.program} cannot be used: {err}", _PYTHON_HINT, 3)
         return
-    report = program.probe_program(
-        GatherFacts(python, {}, code, own_modules, (), (), counts_gpus=bool(gpus)), env
-    )
+    report = program.probe_program(GatherFacts(python, {}, code, own_modules, (), (), counts_gpus=bool(gpus)), env)
     if report.fault:
         yield error("python", (), f"{plan.program} cannot be used: {report.fault}", _PYTHON_HINT, 3)
         return

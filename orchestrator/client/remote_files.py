@@ -1,7 +1,7 @@
 """Files of an ended job on its SSH hosts: fetched into the job folder, after which a host can be cleaned up.
 
 Rules: nothing in the job folder is ever overwritten: logs only grow by what is missing at their end, and where a file
-of a checkpoint comes is decided by `collect.Arrivals`. A host is cleaned up only when all its files were fetched; the job folder keeps
+of a checkpoint comes is decided by `collect.FetchTargets`. A host is cleaned up only when all its files were fetched; the job folder keeps
 which hosts are clean, so that no host is contacted twice.
 """
 
@@ -60,7 +60,7 @@ ALL_S_MAX = 24 * 3600.0
 
 @dataclass(slots=True)
 class Fetched:
-    """Files fetched from a host; `missing`: a text for each that could not be; `beside`: for each that conflicts with
+    """Files fetched from a host; `missing`: a text for each that could not be; `conflicts`: for each that conflicts with
     another one of the same name, or is not a regular file."""
 
     files: int = 0
@@ -117,9 +117,7 @@ def clean_hosts(job: Job, *, discard: bool = False) -> FetchReport:
         launcher = launch.Launcher(_launch_script(job.folder, host), bundle)
         cleanup = launch.clean_up(connection, launcher, remote_root(plan), job.id)
         if cleanup.kept_reason:
-            raise LaunchError(
-                "cleanup", f"its folder was kept: {cleanup.kept_reason}", "run orch clean again later"
-            )
+            raise LaunchError("cleanup", f"its folder was kept: {cleanup.kept_reason}", "run orch clean again later")
         _record_clean(job.folder, host)
 
     return _run_on_hosts(job, clean, discard=discard)
@@ -155,7 +153,7 @@ def hosts_used(job: Job) -> tuple[str, ...]:
 def _run_on_hosts(
     job: Job, action: Callable[[Connection, str], None], *, everything: bool = False, discard: bool = False
 ) -> FetchReport:
-    """Fetch the files of each host, and run `then` there when nothing is missing, or what is may be discarded.
+    """Fetch the files of each host, and run `action` there when nothing is missing, or what is may be discarded.
 
     No host is contacted while another command works on the job, or after it was resumed. Raises UserError for a job that is not this
     user's alone: its folder names the hosts and the scripts that run there.
@@ -207,9 +205,7 @@ def _launch_script(job: JobDir, host: str) -> str:
     for path in (job.scripts / f"{host}.sh", *sorted(job.scripts.glob("*.sh"))):
         with contextlib.suppress(OSError):
             return path.read_text()
-    raise ClusterError(
-        "the job's launch scripts are missing", str(job.scripts), f"remove jobs/{job.id} there by hand"
-    )
+    raise ClusterError("the job's launch scripts are missing", str(job.scripts), f"remove jobs/{job.id} there by hand")
 
 
 class _Fetcher:
@@ -220,9 +216,7 @@ class _Fetcher:
         self._job = job
         self._root = _sftp_path(remote_root(plan))
         self._brought = host_listing.sizes_in_archive(job)
-        self._arrivals = FetchTargets(
-            job, LocalCheckpointFolders(job, plan), job_checkpoints.load_checkpoints(job)
-        )
+        self._arrivals = FetchTargets(job, LocalCheckpointFolders(job, plan), job_checkpoints.load_checkpoints(job))
         self._limit, self._others_bytes_max = limit, others_bytes_max
         self._locks: dict[str, threading.Lock] = {}
 
@@ -234,19 +228,13 @@ class _Fetcher:
         with contextlib.closing(connection.sftp()) as client:
             if self._shares_job_folder(client):
                 return fetched
-            files = [
-                *host_listing.list_files(
-                    client, self._root, self._brought, fetched.missing, fetched.conflicts
-                )
-            ]
+            files = [*host_listing.list_files(client, self._root, self._brought, fetched.missing, fetched.conflicts)]
             left = self._arrivals.too_large(files, self._others_bytes_max)
             root = PurePosixPath(client.normalize("."), self._root)  # SFTP starts there, a shell may not
             copy = Copy("collect", host, Direction.FETCH, str(root), self._job.root, ())
             session = SftpCopy(CopyTask(copy, self._limit), connection, client)
             for file in files:
-                if file.name not in left and (
-                    shipped_files.may_send(host, file.name) or is_rank_file(file.name)
-                ):
+                if file.name not in left and (shipped_files.may_send(host, file.name) or is_rank_file(file.name)):
                     with self._locks.setdefault(file.name, threading.Lock()):
                         self._fetch_file(session, file, fetched)
             fetched.missing += describe_left_out(left)
@@ -281,9 +269,7 @@ class _Fetcher:
             fetched.missing.append(f"{file.name} could not be fetched: {why}")
             return
         if is_extra_version:
-            fetched.conflicts.append(
-                f"{file.name} differs from the one in the job folder; it was saved as {path}"
-            )
+            fetched.conflicts.append(f"{file.name} differs from the one in the job folder; it was saved as {path}")
         fetched.files += task.done_bytes > 0
         fetched.size_bytes += task.done_bytes
 

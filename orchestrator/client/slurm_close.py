@@ -32,9 +32,7 @@ def close_job(job: JobDir, allocation: str, cause: AllocationEndCause, why: str)
             if is_mine and not _has_ended(job):
                 last = requests.read_latest(job.requests)
                 if last is None or (last.action, last.allocation) != ("allocation_ended", allocation):
-                    requests.send(
-                        job.requests, "allocation_ended", allocation=allocation, cause=cause.value, why=why
-                    )
+                    requests.send(job.requests, "allocation_ended", allocation=allocation, cause=cause.value, why=why)
                 supervisor_process.start_supervisor(job)
                 deadline_s = time.monotonic() + CLOSE_S_MAX
                 while not _has_ended(job) and time.monotonic() < deadline_s:

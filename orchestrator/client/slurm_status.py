@@ -100,9 +100,7 @@ class SlurmSource(JobSource):
         queued = _query_slurm(self.folder)
         if queued is None:
             if file_age.age_s(self.folder.plan) > SUBMIT_S_MAX:
-                why = one_line_fault(
-                    "its submit was interrupted before Slurm had the job", fix="submit it again"
-                )
+                why = one_line_fault("its submit was interrupted before Slurm had the job", fix="submit it again")
                 slurm_close.close_job(self.folder, "", AllocationEndCause.FAILED, why)
             return
         if queued.unanswered:
@@ -202,9 +200,7 @@ def join_status(job: JobDir, written: Status | None, plan: Callable[[], Plan]) -
     """
     queued = _query_slurm(job)
     if queued is None:
-        return written or status_file.status_from_plan(
-            plan(), "QUEUED", "it is being submitted to Slurm", time.time()
-        )
+        return written or status_file.status_from_plan(plan(), "QUEUED", "it is being submitted to Slurm", time.time())
     description = _describe(job, queued)
     queue_status = QueueStatus(
         id=queued.id,

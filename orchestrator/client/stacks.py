@@ -147,13 +147,9 @@ def _no_answer_error(
         return ClusterError(what, job.id, f"orch status {job.id} shows the state of its nodes")
     if any(_is_request(entry.news, number) for entry in entries):
         what = "no rank was left to inspect"
-        return ClusterError(
-            what, job.id, f"orch status {job.id} or orch why {job.id} shows what happened meanwhile"
-        )
+        return ClusterError(what, job.id, f"orch status {job.id} or orch why {job.id} shows what happened meanwhile")
     what = f"its supervisor did not read the request {when}"
-    return ClusterError(
-        what, job.id, f"orch status {job.id} shows whether it is alive; see {job.supervisor_log}"
-    )
+    return ClusterError(what, job.id, f"orch status {job.id} shows whether it is alive; see {job.supervisor_log}")
 
 
 def rank_json(rank: observations.RankInspection, node: str) -> Json:

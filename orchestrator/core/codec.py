@@ -1,11 +1,11 @@
 """Codec between dataclasses and JSON, for wire and disk: by the types of the fields, both ways and strictly.
 
-Rules: only dataclasses of plain fields (numbers, text, booleans, None, enums, paths, tuples, lists, sets of text, dicts
-whose keys are text or whole numbers, and other dataclasses); an unknown or missing field is an error, since both ends
-run the same bundle, but one in the class's `GONE`, which earlier versions wrote, is skipped; a field that does not
-count when two values are compared is left out; a value of a union of dataclasses carries its class name under `kind`.
-The input may come from a stranger: numbers are finite and of 64 bits (of a subclass of `float` also `nan` and `inf`, as
-texts), nothing is nested deeper than `DEPTH_MAX`, and anything else is a CodecError.
+Rules: only dataclasses of plain fields (numbers, text, booleans, None, enums, paths, tuples, lists, sets of text,
+dicts with keys of text or whole numbers, dataclasses); an unknown or missing field is an error, since both ends run
+the same bundle; but `FORMER` of a class has names that earlier versions wrote, each with its present name or empty; a
+field that does not count when two values are compared is left out; a value of a union of dataclasses carries its class
+name under `kind`. The input may come from a stranger: numbers are finite and of 64 bits (subclasses of `float`: also
+`nan` and `inf`, as texts), nothing is nested deeper than `DEPTH_MAX`; else CodecError.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ INT_BITS_MAX = 64
 SERIES_MIN, SERIES_MAX = 64, 1 << 20
 """How many whole numbers at equal distances are written as a series."""
 
-SERIES_KEPT = 64
-NUMBER_MAX = 10**9 - 1
+SERIES_KEPT, NUMBER_MAX = 64, 10**9 - 1
 _SERIES = re.compile(r"[0-9]{1,9}:[0-9]{1,9}:[1-9][0-9]{0,8}")
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
@@ -133,8 +132,7 @@ def pack_kind(value: object) -> dict[str, Any]:
 
 
 def pack_without_defaults(value: object) -> dict[str, Any]:
-    """Like `pack_kind`, without plain fields that have their default, of `value` and of the dataclasses in its tuples,
-    which keeps heartbeats short."""
+    """Like `pack_kind`, but without plain fields that have their default, also in tuples: heartbeats are short."""
     return {"kind": type(value).__name__, **_pack_without_defaults(value)}
 
 
@@ -312,9 +310,7 @@ def _tuple_reader(members: tuple[Any, ...]) -> Reader:
         item = _reader(members[0])
         if members[0] is int:
             return lambda data: (
-                _unpack_series(data)
-                if type(data) is str
-                else tuple([item(value) for value in _expect(data, list)])
+                _unpack_series(data) if type(data) is str else tuple([item(value) for value in _expect(data, list)])
             )
         return lambda data: tuple([item(value) for value in _expect(data, list)])
     readers = [_reader(member) for member in members]
@@ -350,17 +346,17 @@ def _dataclass_reader(cls: type) -> Reader:
         field.default_factory is dataclasses.MISSING for field in fields
     )
     in_order = [(field.name, readers[field.name], field.default) for field in fields]
-    known = readers.keys() | getattr(cls, "GONE", frozenset())
+    former: Mapping[str, str] = getattr(cls, "FORMER", {})
     needed = {one.name for one in fields if one.default is one.default_factory is dataclasses.MISSING}
 
     def read(data: Any) -> Any:
         values = _expect(data, dict)
-        if not needed <= values.keys() or not values.keys() <= known:
-            keys = sorted((needed - values.keys()) | (values.keys() - known))
+        if former and not values.keys() <= readers.keys():
+            values = {former.get(key, key): value for key, value in values.items() if former.get(key) != ""}
+        if not needed <= values.keys() or not values.keys() <= readers.keys():
+            keys = sorted((needed - values.keys()) | (values.keys() - readers.keys()))
             off = ", ".join(keys[:KEYS_SHOWN]) + ", …" * (len(keys) > KEYS_SHOWN)
-            raise KeysError(
-                f"{cls.__name__}: missing or unknown {off if off.isprintable() else _excerpt(off)}"
-            )
+            raise KeysError(f"{cls.__name__}: missing or unknown {off if off.isprintable() else _excerpt(off)}")
         if not is_plain:
             return cls(**{name: readers[name](value) for name, value in values.items() if name in readers})
         return cls(  # by place, which is quicker

@@ -43,9 +43,7 @@ class Mask:
         # A search for each of a few strings is several times faster than one for a pattern of alternatives.
         self._least = [form for form in self._forms if not any(o in form for o in self._forms if o != form)]
         self._parts = {
-            form[at : at + SECRET_CHARS_MIN]
-            for form in self._forms
-            for at in range(len(form) - SECRET_CHARS_MIN + 1)
+            form[at : at + SECRET_CHARS_MIN] for form in self._forms for at in range(len(form) - SECRET_CHARS_MIN + 1)
         }
 
     def apply(self, text: str) -> str:

@@ -133,7 +133,7 @@ class Failure:
 class RankInspection:
     """State of one rank in one inspection of its node."""
 
-    GONE: ClassVar[frozenset[str]] = frozenset({"has_limit", "starved_s"})
+    FORMER: ClassVar[dict[str, str]] = {"has_limit": "", "starved_s": ""}
 
     rank: int
     pid: int

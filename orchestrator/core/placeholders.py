@@ -32,9 +32,7 @@ NEARNESS = 0.85
 """How much a name must be like one of ours to be taken for a mistake (`difflib`): `{checkpoint}` is not, and may be
 another program's."""
 
-_PLACEHOLDER = re.compile(
-    r"(?<![${])\{(?P<brace>[a-z_]+)\}|\$\{(?P<wrapped>ORCH_\w+)\}|\$(?P<bare>ORCH_\w+)", re.ASCII
-)
+_PLACEHOLDER = re.compile(r"(?<![${])\{(?P<brace>[a-z_]+)\}|\$\{(?P<wrapped>ORCH_\w+)\}|\$(?P<bare>ORCH_\w+)", re.ASCII)
 
 _PROGRAM_TEXT = re.compile(r"[\s(;]")
 

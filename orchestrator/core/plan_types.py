@@ -64,7 +64,9 @@ class PlannedPool:
 class Limits:
     """Every limit of a job. None means no limit, unless a field says otherwise."""
 
-    GONE: ClassVar[frozenset[str]] = frozenset({"hang_floor_s", "hang_ceiling_s", "hang_patience_s"})
+    FORMER: ClassVar[dict[str, str]] = {
+        "hang_floor_s": "", "hang_ceiling_s": "", "hang_patience_s": "", "away_fence_s": "disconnected_timeout_s",
+    }  # fmt: skip
 
     # From the start of an attempt until all its ranks are started.
     start_timeout_s: float

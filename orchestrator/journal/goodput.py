@@ -124,9 +124,7 @@ def read(job: JobDir, submitted_wall_s: float) -> Goodput:
         return from_record(record, None, submitted_wall_s)
 
 
-def from_record(
-    record: Record, until_wall_s: float | None = None, submitted_wall_s: float | None = None
-) -> Goodput:
+def from_record(record: Record, until_wall_s: float | None = None, submitted_wall_s: float | None = None) -> Goodput:
     """Return the same for a journal that was read. A running job is counted up to `until_wall_s`, by default its last
     entry."""
     if record.latest is None:
@@ -204,9 +202,7 @@ class _TimelineBuilder:
         for rest in self.idle_periods:
             if rest.since_at < until_at and rest.end_at > self._at:
                 self._add(kind, rest.since_at, loss)
-                self._add(
-                    None if rest.kind is IdleKind.OVER else TimeKind.QUEUED, min(rest.end_at, until_at), loss
-                )
+                self._add(None if rest.kind is IdleKind.OVER else TimeKind.QUEUED, min(rest.end_at, until_at), loss)
         self._add(kind, until_at, loss)
 
     def _add(self, kind: TimeKind | None, until_at: float, loss: Loss | None) -> None:
@@ -282,9 +278,7 @@ def _loss(attempt: AttemptHistory) -> Loss:
     return Loss(attempt.begun.attempt, _CAUSES[ending])
 
 
-def _idle_after(
-    idle_periods: Sequence[IdlePeriod], attempt: AttemptHistory, next_at: float
-) -> IdlePeriod | None:
+def _idle_after(idle_periods: Sequence[IdlePeriod], attempt: AttemptHistory, next_at: float) -> IdlePeriod | None:
     """Return the idle period before the next attempt starts, on other machines or by a resume."""
     verdict = attempt.judged.verdict if attempt.judged is not None else None
     broke_at = verdict.since_s if verdict is not None else _over_at(attempt, next_at)

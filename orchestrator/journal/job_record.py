@@ -144,11 +144,7 @@ class Record:
     def _current(self) -> AttemptHistory | None:
         current = self.facts.attempt
         last = self.attempts[-1] if self.attempts else None
-        return (
-            last
-            if last is not None and current is not None and last.begun.attempt == current.number
-            else None
-        )
+        return last if last is not None and current is not None and last.begun.attempt == current.number else None
 
     def _record_idle(self, news: News, before_at: float) -> None:
         """Record whether the job has machines. `before_at`: the previous contact; an allocation that was replaced without notice
@@ -221,9 +217,9 @@ def _add_to_history(attempt: AttemptHistory, entry: JournalEntry) -> None:
             attempt.read = read
         case e.FromNode(report=reports.Started(how=how, are_forks=are_forks)) if how:
             attempt.starts[how] = are_forks
-        case e.FromNode(
-            node=node, report=reports.Exited(ordered=True, attempt=attempt.begun.attempt) as exited
-        ) if exited.code:
+        case e.FromNode(node=node, report=reports.Exited(ordered=True, attempt=attempt.begun.attempt) as exited) if (
+            exited.code
+        ):
             attempt.late_exits.append((node, exited))
         case d.Notice() as notice if notice.topic is not d.NoticeTopic.SUSPECT:  # long silences have many
             attempt.notices.append(notice)

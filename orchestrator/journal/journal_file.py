@@ -48,7 +48,7 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """A line without its news; see `Entry`."""
+    """A line without its news; see `JournalEntry`."""
 
     n: int
     wall: float
@@ -153,9 +153,7 @@ class Journal:
             "wall": wall_s,
             "mono": mono_s,
             "on": self._machine,
-            "news": codec.pack_without_defaults(news)
-            if isinstance(news, e.FromNode)
-            else codec.pack_kind(news),
+            "news": codec.pack_without_defaults(news) if isinstance(news, e.FromNode) else codec.pack_kind(news),
         }
         if seq:
             line["incarnation"], line["seq"] = incarnation, seq
@@ -217,7 +215,7 @@ class SuspendDetector:
     """Detector of suspends of this machine: the clock that counts such time runs ahead of the one that does not."""
 
     def __init__(self, suspend_s_min: float) -> None:
-        """Shorter sleeps than `worth_s` do not count."""
+        """Shorter sleeps than `suspend_s_min` do not count."""
         self._suspend_s_min = suspend_s_min
         self._ahead_s = self._lead_s()
 

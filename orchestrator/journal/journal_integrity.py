@@ -22,10 +22,8 @@ HEAD_BYTES_MAX = 1000
 class JournalError(ClusterError):
     """The journal is damaged in a way that a crash cannot explain."""
 
-    def __init__(
-        self, path: Path, what: str, line: int | None = None, first_step: str = "", fix: str = ""
-    ) -> None:
-        """`first`: a step before the usual fix. `fix`: replaces the usual fix."""
+    def __init__(self, path: Path, what: str, line: int | None = None, first_step: str = "", fix: str = "") -> None:
+        """`first_step`: a step before the usual fix. `fix`: replaces the usual fix."""
         where = f"{path}:{line}" if line is not None else str(path)
         fix = fix or f"restore the file from a backup; or {first_step}{home.resubmit_hint(path.parent)}"
         super().__init__(what, where, fix)
@@ -43,9 +41,7 @@ class FactsHead:
 
 def last_attempt_on_disk(job: JobDir) -> int:
     """Return the last attempt that has left a folder; 0 without one."""
-    folders = (
-        path for pattern in ("logs/attempt-*", "evidence/attempt-*") for path in job.root.glob(pattern)
-    )
+    folders = (path for pattern in ("logs/attempt-*", "evidence/attempt-*") for path in job.root.glob(pattern))
     return max((number for path in folders if (number := attempt_of(path)) is not None), default=0)
 
 
@@ -70,15 +66,14 @@ def find_loss(job: JobDir) -> str:
         how, size_bytes = "the journal is gone", 0
     if size_bytes < recorded_bytes:
         return (
-            how
-            or f"the journal was cut: it has {size_bytes} bytes, and {job.facts.name} has recorded {recorded_bytes}"
+            how or f"the journal was cut: it has {size_bytes} bytes, and {job.facts.name} has recorded {recorded_bytes}"
         )
     is_fresh = not (last_attempt_on_disk(job) or job.ended.exists() or job.ledger.exists())
     return "" if is_fresh else how
 
 
 def require_journal(job: JobDir) -> None:
-    """Raise JournalError if the journal is incomplete, see `lack`."""
+    """Raise JournalError if the journal is incomplete, see `find_loss`."""
     if how := find_loss(job):
         what = f"{how}; starting from scratch would overwrite what the folder holds"
         raise JournalError(job.journal, what, first_step=_kill_agents_hint(job))

@@ -35,9 +35,7 @@ class JournaledBrain:
         self._brain = Brain(self._record.facts, self._record.heartbeat_at)
         self._clock = JobClock(machine, self._record.latest)
         self._journal = Journal(job.journal, machine, self._record.last_n)
-        self._durable_seq = dict(
-            self._record.last_report
-        )  # the last kept report of each agent process that is on disk
+        self._durable_seq = dict(self._record.last_report)  # the last kept report of each agent process that is on disk
         self._facts_due_s = 0.0  # by the monotonic clock
 
     @property

@@ -17,9 +17,18 @@ CHANGED_3 = _REPORTS_3 | _ORDERS_3
 """The kinds that format 4 has nested in `FromNode` and `To`."""
 
 
+_RENAMED_3 = {
+    "CompareSave": "CompareCheckpoint", "DistrustSave": "DistrustCheckpoint", "SaveChanged": "CheckpointChanged",
+    "SaveCompared": "CheckpointCompared", "BeganElsewhere": "ResumedElsewhere",
+}  # fmt: skip
+
+
 def _from_3(news: Json) -> Json:
-    """A report was an event of its own, an order a decision of its own, and `Start` named the checkpoint once more."""
+    """A report was an event of its own, an order a decision of its own, and `Start` named the checkpoint once more. Five kinds
+    have other names now; renamed fields are in the `FORMER` of their classes."""
     kind = news["kind"]
+    if kind in _RENAMED_3:
+        return {**news, "kind": _RENAMED_3[kind]}
     if kind in _REPORTS_3:
         return _nested("FromNode", news, ("at", "node"), "report")
     if kind in _ORDERS_3:

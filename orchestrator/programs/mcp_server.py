@@ -67,17 +67,13 @@ ENDS = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_h
 
 AnyJob = Annotated[str | None, Field(description="A job's id or name; the latest job by default.")]
 OneJob = Annotated[str, Field(description="A job's id or name.", min_length=1)]
-Overrides = Annotated[
-    list[str], Field(description="Changes of the job file, such as nodes=2 or restart.max=5.")
-]
+Overrides = Annotated[list[str], Field(description="Changes of the job file, such as nodes=2 or restart.max=5.")]
 
 
 def submit(
     spec: Annotated[str, Field(description="Path of the job file; absolute is safest.")],
     key: Annotated[str, Field(description="The same key again returns the existing job.", min_length=1)],
-    backend: Annotated[
-        str | None, Field(description="local, ssh or slurm, instead of the job file's.")
-    ] = None,
+    backend: Annotated[str | None, Field(description="local, ssh or slurm, instead of the job file's.")] = None,
     overrides: Overrides = [],  # noqa: B006
 ) -> Json:
     """Submit the job that a job file describes. The key makes it one job, however often the call is repeated."""
@@ -89,9 +85,7 @@ def submit(
 def status(
     job: AnyJob = None,
     all_jobs: Annotated[bool, Field(description=f"The newest {JOBS_MAX} jobs, without ranks.")] = False,
-    every_rank: Annotated[
-        bool, Field(description=f"The ranks of a job of more than {RANKS_MAX}, too.")
-    ] = False,
+    every_rank: Annotated[bool, Field(description=f"The ranks of a job of more than {RANKS_MAX}, too.")] = False,
 ) -> list[Json]:
     """Show the state of a job: step, loss, time left, nodes, ranks."""
     if not all_jobs:
@@ -136,9 +130,7 @@ def logs(
     try:
         pattern = re.compile(grep) if grep is not None else None
     except (re.error, OverflowError, RecursionError) as err:
-        raise UserError(
-            f"{grep!r} is not a regular expression: {err}", "grep", "escape special characters"
-        ) from err
+        raise UserError(f"{grep!r} is not a regular expression: {err}", "grep", "escape special characters") from err
     wanted = found.select_ranks(ranks, nodes, attempt)
     query = reader.LogQuery(wanted, tuple(nodes), attempt, tail, since_s, pattern)
     mask = found.mask()

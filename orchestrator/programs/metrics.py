@@ -144,9 +144,7 @@ class _MetricFamilies:
         self._add_job(status)
         self._add_history(status.id, history)
         if status.checkpoint is not None:
-            age_s = (
-                None if history.checkpoint_wall_s is None else max(0.0, wall_s - history.checkpoint_wall_s)
-            )
+            age_s = None if history.checkpoint_wall_s is None else max(0.0, wall_s - history.checkpoint_wall_s)
             gauges = (
                 ("last_step", "Step of the checkpoint that a restart resumes from.", status.checkpoint.step),
                 ("bytes", "Its size.", history.checkpoint_bytes),
@@ -183,9 +181,7 @@ class _MetricFamilies:
         what = "Share of all ranks' time that advanced the training."
         self._gauge("orch_job_goodput_ratio", what, history.ratio, job_id=job)
         for cause, times in history.restarts.items():
-            self._counter(
-                "orch_job_restarts", "Restarts by the verdict before.", times, job_id=job, cause=cause
-            )
+            self._counter("orch_job_restarts", "Restarts by the verdict before.", times, job_id=job, cause=cause)
         what = "Time of all ranks by kind; a restart moves some of it."
         for phase, rank_s in history.seconds.items():
             self._counter("orch_job_time_seconds", what, rank_s, job_id=job, phase=phase)

@@ -21,7 +21,7 @@ def wait_for_outcome(job: Job, timeout_s: float | None) -> Json:
 
 
 def outcome(waited: WaitResult, why: Json, reference: str) -> Json:
-    """Return what `orch wait --json` prints. `why`: the post-mortem; `called`: the job's name in commands."""
+    """Return what `orch wait --json` prints. `why`: the post-mortem; `reference`: the job's name in commands."""
     status, need, saved = waited.status, waited.need, why.get("checkpoint")
     verdict = _verdict(why) if status.state in ("FAILED", "CANCELLED") else None
     return {

@@ -150,27 +150,24 @@ def _chart(samples: Sequence[Measurement], quantity: Quantity, scale: TimeScale)
     value_axis = _ValueAxis(axis[0], axis[-1])
     ticks = tuple(Tick(value_axis.y(value), quantity.text(value)) for value in axis)
     pen = _Pen(scale, value_axis, _breaks(samples))
-    summary = f"{quantity.title} of {ranks_label(tuple(points_by_rank))}, from {quantity.text(low)} to {quantity.text(high)}"
+    summary = (
+        f"{quantity.title} of {ranks_label(tuple(points_by_rank))}, from {quantity.text(low)} to {quantity.text(high)}"
+    )
     if nonfinite_ranks:
         summary += f"; not finite on {ranks_label(nonfinite_ranks)}"
     if len(points_by_rank) <= LINES_MAX:
         curves = [
-            _curve(pen, f"rank {rank}", points_by_rank[rank], number)
-            for number, rank in enumerate(points_by_rank)
+            _curve(pen, f"rank {rank}", points_by_rank[rank], number) for number, rank in enumerate(points_by_rank)
         ]
         return Chart(quantity.title, tuple(curves), Markup(""), ticks, summary)
     middle, lowest, highest = _spread(points_by_rank)
     outliers = _outliers(points_by_rank, middle)
     curves = [_curve(pen, "middle rank", middle, 0)]
-    curves += [
-        _curve(pen, f"rank {rank}", points_by_rank[rank], number) for number, rank in enumerate(outliers, 1)
-    ]
+    curves += [_curve(pen, f"rank {rank}", points_by_rank[rank], number) for number, rank in enumerate(outliers, 1)]
     return Chart(quantity.title, tuple(curves), pen.band(lowest, highest), ticks, summary)
 
 
-def _points_by_rank(
-    samples: Sequence[Measurement], quantity: Quantity
-) -> tuple[dict[int, Points], list[int]]:
+def _points_by_rank(samples: Sequence[Measurement], quantity: Quantity) -> tuple[dict[int, Points], list[int]]:
     """Return the finite values of each rank, and the ranks that have non-finite ones."""
     points_by_rank: dict[int, Points] = {}
     nonfinite_ranks: set[int] = set()
@@ -262,9 +259,7 @@ class _Pen:
         parts = []
         for below, above in zip(self._pieces(lowest), self._pieces(highest), strict=True):
             around = [*above, *reversed(below)]
-            parts.append(
-                "M" + "L".join(f"{self.scale.x(at)} {self.height.y(value)}" for at, value in around) + "Z"
-            )
+            parts.append("M" + "L".join(f"{self.scale.x(at)} {self.height.y(value)}" for at, value in around) + "Z")
         return Markup("".join(parts))
 
     def _pieces(self, points: Points) -> Iterator[Points]:

@@ -88,7 +88,7 @@ class Overview:
 
 
 class OverviewReader:
-    """Cached reader of a job home: requests within `KEPT_S` share one read."""
+    """Cached reader of a job home: requests within `CACHE_S` share one read."""
 
     def __init__(self, place: Path) -> None:
         """`place`: the job home."""

@@ -88,11 +88,7 @@ def environment(mask: Mask, folder: str) -> jinja2.Environment:
 
     def shown(value: object) -> object:
         """Return what a template prints; numbers and markup stay as they are."""
-        return (
-            escape_harmful(mask.apply(value))
-            if isinstance(value, str) and not isinstance(value, Markup)
-            else value
-        )
+        return escape_harmful(mask.apply(value)) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     jinja_env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, autoescape=True, finalize=shown,

@@ -128,8 +128,7 @@ def load_page_data(job: Job) -> PageData:
 def _failure_files(folder: JobDir, attempts: Sequence[Json], mask: Mask) -> dict[int, FailureFiles]:
     failed = [one for one in attempts if one["verdict"]][-FAILED_ATTEMPTS_MAX:]
     return {
-        one["attempt"]: FailureFiles(_read_logs(folder, one, mask), _read_stacks(folder, one, mask))
-        for one in failed
+        one["attempt"]: FailureFiles(_read_logs(folder, one, mask), _read_stacks(folder, one, mask)) for one in failed
     }
 
 
@@ -195,17 +194,14 @@ def _read_texts(
         room = bytes_max + MASK_BYTES
         whole = mask.apply((data[-room:] if ends else data[:room]).decode("utf-8", "replace"))
         cut = f"… {len(data):,} bytes in all …\n" if len(whole) > bytes_max else ""
-        texts.append(
-            Text(path.name, _cut_lines(cut + whole[-bytes_max:] if ends else whole[:bytes_max] + cut))
-        )
+        texts.append(Text(path.name, _cut_lines(cut + whole[-bytes_max:] if ends else whole[:bytes_max] + cut)))
     return tuple(texts)
 
 
 def _cut_lines(text: str) -> str:
     """Return a masked text with its longest lines cut."""
     return "".join(
-        f"{line[:LINE_CHARS_MAX]}…\n" if len(line) > LINE_CHARS_MAX else line
-        for line in text.splitlines(keepends=True)
+        f"{line[:LINE_CHARS_MAX]}…\n" if len(line) > LINE_CHARS_MAX else line for line in text.splitlines(keepends=True)
     )
 
 
@@ -215,13 +211,9 @@ def _load_versions(folder: JobDir) -> dict[str, str]:
     for path in (folder.provenance, folder.root / "packages.json"):
         try:
             data = json.loads(ownership.read_regular(path))
-            versions |= {
-                name: str(value) for name, value in data.items() if isinstance(value, (str, int)) and value
-            }
+            versions |= {name: str(value) for name, value in data.items() if isinstance(value, (str, int)) and value}
             versions |= (
-                {name: str(value) for name, value in data.get("packages", {}).items()}
-                if "python" in data
-                else {}
+                {name: str(value) for name, value in data.get("packages", {}).items()} if "python" in data else {}
             )
         except (OSError, ValueError, AttributeError):
             continue

@@ -135,9 +135,7 @@ def timeline(
             _draw_row(times, rank, rows[rank], scale, stretches)
         if times.verdict is not None and times.history.judged is not None:
             at_s = times.history.wall_s(times.history.judged.at)
-            marks[Mark.CULPRIT] += [
-                _dot(scale, at_s, rows[rank]) for rank in times.verdict.ranks if rank in rows
-            ]
+            marks[Mark.CULPRIT] += [_dot(scale, at_s, rows[rank]) for rank in times.verdict.ranks if rank in rows]
     for kind, at, row in _find_marks(news, rows):
         if (attempt_at_time := _attempt_at(attempt_times, at)) is not None:
             marks[kind].append(_dot(scale, attempt_at_time.history.wall_s(at), row))
@@ -152,16 +150,12 @@ def timeline(
 
 def _ranks_shown(attempt_times: Sequence[_AttemptTimes], world_size: int) -> list[int]:
     """Return the ranks that have a row."""
-    at_fault = [
-        rank for one in attempt_times if one.verdict for rank in one.verdict.ranks if rank < world_size
-    ]
+    at_fault = [rank for one in attempt_times if one.verdict for rank in one.verdict.ranks if rank < world_size]
     first = dict.fromkeys([*at_fault, *range(min(world_size, RANKS_MAX))])
     return sorted(list(first)[:RANKS_MAX])
 
 
-def _draw_row(
-    times: _AttemptTimes, rank: int, row: int, scale: TimeScale, paths: Mapping[Stretch, list[str]]
-) -> None:
+def _draw_row(times: _AttemptTimes, rank: int, row: int, scale: TimeScale, paths: Mapping[Stretch, list[str]]) -> None:
     begin = scale.x(times.history.began_wall_s)
     top = row * ROW_PX + (ROW_PX - BAR_PX) // 2
     for kind, end_s in times.stretches(rank):
@@ -176,9 +170,7 @@ def _find_marks(news: Iterable[News], rows: Mapping[int, int]) -> Iterator[tuple
     saves: set[int] = set()
     for one in news:
         match one:
-            case e.CheckpointChanged() if (
-                one.save.state is CheckpointState.WHOLE and one.save.number not in saves
-            ):
+            case e.CheckpointChanged() if one.save.state is CheckpointState.WHOLE and one.save.number not in saves:
                 saves.add(one.save.number)
                 yield Mark.CHECKPOINT, one.at, 0
             case e.FromNode(report=Exited(ordered=False, rank=rank, code=code)) if rank in rows and code != 0:

@@ -43,9 +43,7 @@ _LOGIN = "_path=$PATH; . /etc/profile; PATH=$_path:$PATH"
 """What a login shell reads, such as the function `module`; many an /etc/profile forgets the PATH before it."""
 
 _LINES_SHOWN_MAX = 8
-_REMOTE = re.compile(
-    r"^([^#\n]*([;&|]|\b(do|then|nohup|timeout[ \t]+\S+)))?[ \t]*(ssh|pdsh|clush)[ \t]", re.MULTILINE
-)
+_REMOTE = re.compile(r"^([^#\n]*([;&|]|\b(do|then|nohup|timeout[ \t]+\S+)))?[ \t]*(ssh|pdsh|clush)[ \t]", re.MULTILINE)
 _OTHER_HOSTS = (
     "starts commands on other hosts, which orch does itself: give the command that each of them runs, "
     "and write backend: ssh and ssh.hosts into the job file"
@@ -77,9 +75,7 @@ def convert_command(command: str, folder: Path, target: Path) -> ConvertedFile:
         raise SpecError(document.faults)
     data = document.data
     if isinstance(data.get("entrypoint"), list):
-        data["entrypoint"] = _data(
-            job_writer.entrypoint_value([str(word) for word in data["entrypoint"] or []])
-        )
+        data["entrypoint"] = _data(job_writer.entrypoint_value([str(word) for word in data["entrypoint"] or []]))
     code = resolve_path(Path(), str(data.get("workdir", ".")))
     if target.resolve() != folder.resolve() and not code.is_absolute():
         data["workdir"] = os.path.relpath(folder / code, target)
@@ -98,9 +94,7 @@ def _fill_document(document: Document, command: str, folder: Path) -> Header:
         script = resolve_path(folder, argv[at])
         name = script.stem
         text = read_text(script)
-        header, launch = _convert_script(
-            text, given, argv, at, folder, is_sbatch=start.starter is ProgramKind.SBATCH
-        )
+        header, launch = _convert_script(text, given, argv, at, folder, is_sbatch=start.starter is ProgramKind.SBATCH)
         header.notes.extend(_launcher_notes(text))
     elif start.starter is ProgramKind.SBATCH:
         raise ValueError("names no script after sbatch's options")
@@ -184,9 +178,7 @@ def _convert_script(
     if "time_limit_action" not in fields and re.search(r"\bscontrol\s+requeue\b", body):
         header.settings.append(sbatch_header.FieldSetting("time_limit_action", "requeue", "scontrol requeue"))
     if fields.isdisjoint(("gpus_per_node", "procs_per_node")):
-        header.settings.append(
-            sbatch_header.FieldSetting("procs_per_node", "1", "no GPUs and no tasks in the header")
-        )
+        header.settings.append(sbatch_header.FieldSetting("procs_per_node", "1", "no GPUs and no tasks in the header"))
     if re.search(r"\s(-\w*l|--login)\b", shell):
         body = f"{_LOGIN}\n{body}"
         header.notes.append(f"{shell} is a login shell, so the lines begin with what it reads, /etc/profile")
@@ -200,12 +192,8 @@ def _count_ranks(body: str, folder: Path) -> LaunchCount | None:
     """Return the ranks of a node as the launchers of a body, and of the scripts that it names, count them literally, and all the
     same; else None."""
     lines = launchers.split_commands(body)
-    scripts = [
-        resolve_path(folder, word) for words in lines for word in words if word.endswith((".sh", ".bash"))
-    ]
-    lines += [
-        words for path in scripts if path.is_file() for words in launchers.split_commands(read_text(path))
-    ]
+    scripts = [resolve_path(folder, word) for words in lines for word in words if word.endswith((".sh", ".bash"))]
+    lines += [words for path in scripts if path.is_file() for words in launchers.split_commands(read_text(path))]
     starts = [words for words in lines if launchers.find_start(words).starter is ProgramKind.LAUNCHER]
     each = [count for words in starts if (count := launchers.read_counts(words).per_node) is not None]
     is_one = len({count.value for count in each}) == 1 and each[0].value.isdecimal()
@@ -227,13 +215,9 @@ def _body_notes(body: str, requeues: bool) -> list[str]:
         )
     again = ", and requeues the job (time_limit_action: requeue)" if requeues else ""
     if any(line.startswith("trap ") for line in lines):
-        notes.append(
-            f"no signal reaches the script's trap: orch warns the ranks itself{again}; remove the trap"
-        )
+        notes.append(f"no signal reaches the script's trap: orch warns the ranks itself{again}; remove the trap")
     if any(re.match(r"cd\s+\"?\$\{?SLURM_SUBMIT_DIR", line) for line in lines):
-        notes.append(
-            "cd to SLURM_SUBMIT_DIR leaves the job's copy of the code, in which the lines start; remove it"
-        )
+        notes.append("cd to SLURM_SUBMIT_DIR leaves the job's copy of the code, in which the lines start; remove it")
     return notes
 
 

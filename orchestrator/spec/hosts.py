@@ -47,9 +47,7 @@ class HostSpec:
     where: str = ""
 
 
-def list_hosts(
-    ssh: Ssh, folder: Path, where: Callable[[str], str]
-) -> tuple[tuple[HostSpec, ...], list[Fault]]:
+def list_hosts(ssh: Ssh, folder: Path, where: Callable[[str], str]) -> tuple[tuple[HostSpec, ...], list[Fault]]:
     """Return the hosts of a job file in `folder`, and their faults; `where` returns the place of a field.
 
     Hosts that lack one of `ssh.labels` are left out.
@@ -64,8 +62,7 @@ def list_hosts(
     chosen = known
     if ssh.hosts:
         chosen = {
-            name: known.get(name, HostSpec(name))
-            for name in _expand_texts(ssh.hosts, where("ssh.hosts"), faults)
+            name: known.get(name, HostSpec(name)) for name in _expand_texts(ssh.hosts, where("ssh.hosts"), faults)
         }
         strangers = [name for name in chosen if name not in known] if ssh.hosts_file is not None else []
         if strangers and not faults:
@@ -85,9 +82,7 @@ def _expand_texts(texts: Sequence[str], where: str, faults: list[Fault]) -> list
         try:
             names |= dict.fromkeys(expand_range(text))
             if len(names) > HOSTS_MAX:
-                faults.append(
-                    Fault(where, f"names more than {HOSTS_MAX} hosts, the most that a job may have")
-                )
+                faults.append(Fault(where, f"names more than {HOSTS_MAX} hosts, the most that a job may have"))
                 break
         except ValueError as err:
             faults.append(Fault(where, f"{quote_value(text)} {err}"))
@@ -138,18 +133,14 @@ def read_file(path: Path) -> tuple[dict[str, HostSpec], list[Fault]]:
         reason = err.strerror if isinstance(err, OSError) else "it is not UTF-8"
         return {}, [Fault(shown_path, f"cannot be read: {reason}")]
     if len(raw) > FILE_BYTES_MAX:
-        return {}, [
-            Fault(shown_path, f"is larger than {FILE_BYTES_MAX >> 20} MiB; write ranges such as gpu[01-08]")
-        ]
+        return {}, [Fault(shown_path, f"is larger than {FILE_BYTES_MAX >> 20} MiB; write ranges such as gpu[01-08]")]
     known: dict[str, HostSpec] = {}
     for number, row in enumerate(rows, 1):
         words = row.partition("#")[0].split()
         if not words:
             continue
         if len(known) > KNOWN_MAX:
-            faults.append(
-                Fault(f"{shown_path}:{number}", f"more than {KNOWN_MAX} hosts are not read", line=number)
-            )
+            faults.append(Fault(f"{shown_path}:{number}", f"more than {KNOWN_MAX} hosts are not read", line=number))
             break
         where = f"{shown_path}:{number}"
         try:

@@ -13,9 +13,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-SettingValue: TypeAlias = (
-    "str | int | float | bool | Sequence[SettingValue] | Mapping[str, SettingValue] | None"
-)
+SettingValue: TypeAlias = "str | int | float | bool | Sequence[SettingValue] | Mapping[str, SettingValue] | None"
 
 LINE_CHARS_MAX = 130_000
 """The length at which YAML breaks a line: never, since a text of a job file is at most this long."""
@@ -39,9 +37,7 @@ def _line(name: str, value: SettingValue) -> str:
     if isinstance(value, str) and "\n" in value.strip("\n") and _SCRIPT.fullmatch(value):
         lines = "".join(f"  {line}\n" if line else "\n" for line in value.strip("\n").split("\n"))
         return f"{name}: |{'2' if value[:1].isspace() else ''}\n{lines}"
-    return str(
-        yaml.dump({name: value}, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=LINE_CHARS_MAX)
-    )
+    return str(yaml.dump({name: value}, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=LINE_CHARS_MAX))
 
 
 def entrypoint_value(argv: Sequence[str]) -> str | list[str]:

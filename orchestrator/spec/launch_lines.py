@@ -72,9 +72,7 @@ def parse_launch_line(document: Document, folder: Path) -> list[Conversion]:
         except ValueError as err:
             document.faults.append(document.fault("launch", str(err)))
             return []
-        return (
-            conversions + _CountFiller(document, "launch", _add_config_counts(words, document, folder)).fill()
-        )
+        return conversions + _CountFiller(document, "launch", _add_config_counts(words, document, folder)).fill()
     return []
 
 
@@ -140,9 +138,7 @@ def _put_launch(document: Document, key: str, text: str) -> None:
 
 def _needs_shell(text: str) -> bool:
     return bool(
-        _EXPANDED.search(_QUOTED.sub("", text))
-        or launchers.first_operator(text)
-        or "\n" in text.replace("\\\n", " ")
+        _EXPANDED.search(_QUOTED.sub("", text)) or launchers.first_operator(text) or "\n" in text.replace("\\\n", " ")
     )
 
 
@@ -179,9 +175,7 @@ def _apply_srun(document: Document, argv: Sequence[str]) -> list[Conversion]:
     inner, given = launchers.find_start(argv[at:]).starter, ("gpus_per_node", "procs_per_node")
     has_ranks = any(_value(document, field) is not None for field in given)
     has_ranks |= any(option.name.startswith("gpus") for option in options)
-    if inner is ProgramKind.LAUNCHER or (
-        inner is ProgramKind.SHELL and has_ranks
-    ):  # that one counts the ranks
+    if inner is ProgramKind.LAUNCHER or (inner is ProgramKind.SHELL and has_ranks):  # that one counts the ranks
         options = [option for option in options if not option.name.startswith("ntasks")]
     elsewhere = document.data.get("backend") not in (None, "slurm")
     conversions = []
@@ -252,24 +246,22 @@ class _CountFiller:
         elif each.is_literal:
             self._put_ranks(each)
         elif self._value("gpus_per_node") is None:
-            self._ask(
-                each, "gpus_per_node: 8, or procs_per_node: 8 for CPU ranks (orch run: --gpus 8 or --procs 8)"
-            )
+            self._ask(each, "gpus_per_node: 8, or procs_per_node: 8 for CPU ranks (orch run: --gpus 8 or --procs 8)")
         return self._conversions
 
     def _fill(self, field: str, count: LaunchCount, fix: str = "") -> None:
         if not count.is_literal:
             if self._value(field) is None:
                 self._ask(count, fix)
-        elif count.value != "auto" and _set_or_compare(
-            self._document, self._key, field, count.value, count.option
-        ):
+        elif count.value != "auto" and _set_or_compare(self._document, self._key, field, count.value, count.option):
             self._conversions.append(Conversion(count.option, field, count.value))
 
     def _ask(self, count: LaunchCount, fix: str) -> None:
         what = f"{count.option}: this number is only known on the nodes; write {fix}"
         if count.value == "cpu":
-            what = f"{count.option}: the cores of the nodes are not known here; write procs_per_node: 8, and leave it out"
+            what = (
+                f"{count.option}: the cores of the nodes are not known here; write procs_per_node: 8, and leave it out"
+            )
         self._document.faults.append(self._document.fault(self._key, what))
 
     def _ranks_per_node(self) -> LaunchCount | None:
@@ -339,9 +331,7 @@ def _add_config_counts(words: Sequence[str], document: Document, folder: Path) -
         return LaunchCount(value, f"{word}: {value} in {path.name}") if is_free and is_number else None
 
     is_cpu = str(config.get("use_cpu", "")).lower() == "true" or config.get("distributed_type") == "MULTI_CPU"
-    every = (
-        None if counts.per_node else counts.total or count("num_processes", "gpus_per_node", "procs_per_node")
-    )
+    every = None if counts.per_node else counts.total or count("num_processes", "gpus_per_node", "procs_per_node")
     nodes = counts.nodes or count("num_machines", "nodes")
     return LaunchCounts(nodes, counts.per_node, every, counts.is_cpu or is_cpu, counts.default)
 

@@ -19,7 +19,7 @@ from orchestrator.spec import value_types as rules
 from orchestrator.spec.foreign import launchers
 from orchestrator.spec.sections import (
     Batch,
-    Checkpoint,
+    CheckpointSection,
     Logs,
     Monitor,
     Notify,
@@ -44,9 +44,7 @@ class JobSpec(Section):
     """Training job as its job file describes it."""
 
     name: str = Field(description="Name of the job.", pattern=rules.NAME)
-    backend: rules.Backend = described(
-        "local", "Where the job runs: this machine, hosts over SSH, or a Slurm cluster."
-    )
+    backend: rules.Backend = described("local", "Where the job runs: this machine, hosts over SSH, or a Slurm cluster.")
     nodes: int = whole_number(1, "Machines the job runs on.", high=MACHINES_MAX)
     spares: int = whole_number(
         0,
@@ -63,9 +61,7 @@ class JobSpec(Section):
         high=RANKS_PER_NODE_MAX,
     )
     workdir: Line = described(".", "Folder of the code, relative to the job file. Ranks run in a copy of it.")
-    command: rules.RankCommand | None = described(
-        None, "Shell command that each rank runs, instead of entrypoint."
-    )
+    command: rules.RankCommand | None = described(None, "Shell command that each rank runs, instead of entrypoint.")
     launch: rules.LaunchScript | None = described(
         None,
         "Shell line or script that each node runs once, instead of entrypoint. Where it calls torchrun, accelerate, "
@@ -86,9 +82,7 @@ class JobSpec(Section):
     env: dict[rules.EnvName, rules.EnvText] = described(
         {}, "Environment variables of the ranks. They win over what orch would set."
     )
-    secrets: rules.Secrets = described(
-        (), "Names of variables taken from your environment at submit, and never shown."
-    )
+    secrets: rules.Secrets = described((), "Names of variables taken from your environment at submit, and never shown.")
     time_limit: rules.Seconds | None = described(
         None, "Longest run of the job, restarts included. On Slurm: of each allocation."
     )
@@ -96,9 +90,7 @@ class JobSpec(Section):
         "fail",
         "What follows the time limit: the job fails, or (Slurm only) returns to the queue and continues.",
     )
-    total_steps: int | None = whole_number(
-        None, "Optimizer steps of the whole training, to show the time left."
-    )
+    total_steps: int | None = whole_number(None, "Optimizer steps of the whole training, to show the time left.")
     batch: Batch = described(
         {}, "Batch size of the script. orch shows the effective batch size, and warns when it changes."
     )
@@ -107,7 +99,7 @@ class JobSpec(Section):
     monitor: Monitor = described({}, "Timeouts, and what follows them.")
     notify: Notify = described({}, "Notifications about the job.")
     restart: Restart = described({}, "How often and how soon a failed attempt is restarted.")
-    checkpoint: Checkpoint = described(
+    checkpoint: CheckpointSection = described(
         {}, "Where checkpoints are, how many are kept, and how the script gets one."
     )
     logs: Logs = described({}, "How ranks write their logs.")
@@ -134,9 +126,7 @@ class JobSpec(Section):
     @classmethod
     def _are_counted_for_slurm(cls, value: int | str | None, info: ValidationInfo) -> int | str | None:
         if value == "auto" and info.data.get("backend") == "slurm":
-            raise ValueError(
-                "Slurm needs a number: write gpus_per_node: 8, or procs_per_node: 4 for CPU ranks"
-            )
+            raise ValueError("Slurm needs a number: write gpus_per_node: 8, or procs_per_node: 4 for CPU ranks")
         return value
 
     @pydantic.field_validator("procs_per_node")
@@ -193,7 +183,7 @@ class JobSpec(Section):
 
     @pydantic.field_validator("checkpoint")
     @classmethod
-    def _leaves_time_to_train(cls, value: Checkpoint, info: ValidationInfo) -> Checkpoint:
+    def _leaves_time_to_train(cls, value: CheckpointSection, info: ValidationInfo) -> CheckpointSection:
         limit_s, notice_s = info.data.get("time_limit"), sbatch_options.signal_lead_s(value.on_preempt.grace)
         if (
             info.data.get("backend") == "slurm"
@@ -208,12 +198,10 @@ class JobSpec(Section):
 
     @pydantic.field_validator("checkpoint")
     @classmethod
-    def _resumes_the_program(cls, value: Checkpoint, info: ValidationInfo) -> Checkpoint:
+    def _resumes_the_program(cls, value: CheckpointSection, info: ValidationInfo) -> CheckpointSection:
         entry = info.data.get("entrypoint") or info.data.get("command")
         if value.resume_args and isinstance(entry, Entry) and entry.kind == "command":
-            last = next((words[0] for words in launchers.split_commands(entry.target)[::-1]), "").rpartition(
-                "/"
-            )[2]
+            last = next((words[0] for words in launchers.split_commands(entry.target)[::-1]), "").rpartition("/")[2]
             if last in _NOT_RESUMED:
                 args = value.resume_args.replace("{path}", "$ORCH_RESUME_FROM")
                 raise ValueError(

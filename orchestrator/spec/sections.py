@@ -33,9 +33,7 @@ class Rendezvous(Section):
     port: int | None = whole_number(
         None, "Port of rank 0's store. Default: a free one for each attempt.", high=PORT_MAX
     )
-    interface: str | None = described(
-        None, "Network interface of the ranks' traffic.", pattern=rules.INTERFACE
-    )
+    interface: str | None = described(None, "Network interface of the ranks' traffic.", pattern=rules.INTERFACE)
 
 
 class Monitor(Section):
@@ -65,9 +63,7 @@ class Monitor(Section):
         "Longest silence of a node before it counts as lost: a time of at least 5 heartbeats and 5s, or auto, which is 20s "
         "where other nodes are heard whose ranks make no step either, else 1m.",
     )
-    on_hang: rules.Hang = described(
-        "restart", "What follows a hang: a restart, only a notification, or failure."
-    )
+    on_hang: rules.Hang = described("restart", "What follows a hang: a restart, only a notification, or failure.")
     on_desync: rules.Desync = described(
         "fail", "What follows when ranks silently run different collectives: failure, or only a notification."
     )
@@ -76,19 +72,13 @@ class Monitor(Section):
         "What follows when the loss that ranks print or report stays nan or infinite: a notification, a restart from the last "
         "checkpoint before it, or failure.",
     )
-    stop_grace: rules.Pause = described(
-        "15s", "Time from TERM to KILL when you or the time limit stop the job."
-    )
+    stop_grace: rules.Pause = described("15s", "Time from TERM to KILL when you or the time limit stop the job.")
 
     @pydantic.field_validator("node_timeout")
     @classmethod
     def _spans_heartbeats(cls, value: float | str, info: ValidationInfo) -> float | str:
         least_s = BEATS_PER_NODE_TIMEOUT * info.data.get("heartbeat_s", 0.0)
-        return (
-            value
-            if isinstance(value, str)
-            else _at_least(value, least_s, f"{BEATS_PER_NODE_TIMEOUT} heartbeats")
-        )
+        return value if isinstance(value, str) else _at_least(value, least_s, f"{BEATS_PER_NODE_TIMEOUT} heartbeats")
 
 
 class Notify(Section):
@@ -121,9 +111,7 @@ class Restart(Section):
         "Wait before a restart, from the second failure in a row without progress on. Doubles each time.",
     )
     backoff_max: rules.Pause = described("1m", "Longest wait before a restart.")
-    never_on_exit_codes: rules.ExitCodes = described(
-        (), "Exit codes of a rank after which the job fails at once."
-    )
+    never_on_exit_codes: rules.ExitCodes = described((), "Exit codes of a rank after which the job fails at once.")
 
     @pydantic.field_validator("backoff_max")
     @classmethod
@@ -135,12 +123,10 @@ class OnPreempt(Section):
     """How ranks are warned that Slurm is about to take their nodes."""
 
     signal: rules.Signal = described("TERM", "Signal that tells ranks to save a checkpoint.")
-    grace: rules.Grace = described(
-        "1m", "Time to save, at most 12h; then ranks are killed. Slurm may give less."
-    )
+    grace: rules.Grace = described("1m", "Time to save, at most 12h; then ranks are killed. Slurm may give less.")
 
 
-class Checkpoint(Section):
+class CheckpointSection(Section):
     """Where checkpoints are, how many are kept, and how the script gets one."""
 
     path: rules.Glob = described(
@@ -148,16 +134,12 @@ class Checkpoint(Section):
         f"Glob of the checkpoints, relative to ORCH_CHECKPOINT_DIR or absolute. `{CODE_PREFIX}…`: where ranks start.",
     )
     keep: int | None = whole_number(None, "How many of the newest checkpoints to keep. Default: all.")
-    keep_every: int | None = whole_number(
-        None, "With keep: checkpoints whose step is a multiple of this stay, too."
-    )
+    keep_every: int | None = whole_number(None, "With keep: checkpoints whose step is a multiple of this stay, too.")
     resume_args: rules.ResumeArgs | None = described(
         None,
         "Arguments appended when a complete checkpoint exists, such as --auto-resume. `{path}` is its path.",
     )
-    on_preempt: OnPreempt = described(
-        {}, "Backend slurm: how ranks are warned of preemption and of the time limit."
-    )
+    on_preempt: OnPreempt = described({}, "Backend slurm: how ranks are warned of preemption and of the time limit.")
 
     @pydantic.field_validator("keep")
     @classmethod
@@ -206,9 +188,7 @@ class Ssh(Section):
         "File with one host per line, relative to the job file: `gpu1 gpus=8 slots=16 address=10.0.0.1 "
         "labels=a100,ib`. With ssh.hosts it only describes those hosts.",
     )
-    user: str | None = described(
-        None, "User on the hosts. Default: from the SSH configuration.", pattern=rules.USER
-    )
+    user: str | None = described(None, "User on the hosts. Default: from the SSH configuration.", pattern=rules.USER)
     port: int | None = whole_number(None, "Port of sshd. Default: from the SSH configuration.", high=PORT_MAX)
     host_keys: rules.HostKeys = described(
         "strict", "strict: a host's key must be known. accept-new: an unknown key is learnt at first contact."
@@ -243,9 +223,7 @@ class Slurm(Section):
     def _fits_a_script(cls, value: object) -> object:
         for text in value if isinstance(value, tuple) else (str(value),):
             if len(text) > sbatch_options.OPTION_CHARS_MAX or not text.isprintable():
-                raise WrongValue(
-                    f"must be printable, and at most {sbatch_options.OPTION_CHARS_MAX} characters"
-                )
+                raise WrongValue(f"must be printable, and at most {sbatch_options.OPTION_CHARS_MAX} characters")
         return value
 
     @pydantic.field_validator("extra")

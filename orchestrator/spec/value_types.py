@@ -109,7 +109,7 @@ def described(default: object, text: str, **limits: Any) -> Any:
 
 
 def whole_number(default: int | None, text: str, low: int = 1, high: int = WHOLE_MAX) -> Any:
-    """Return the same as `about` for a whole number with its limits."""
+    """Return the same as `described` for a whole number with its limits."""
     return described(default, text, ge=low, le=high)
 
 
@@ -133,9 +133,7 @@ def check_webhook_url(url: str) -> str:
 # Durations
 
 
-def duration(
-    low_s: float = DURATION_S_MIN, high_s: float = DURATION_S_MAX, choices: Any = None
-) -> BeforeValidator:
+def duration(low_s: float = DURATION_S_MIN, high_s: float = DURATION_S_MAX, choices: Any = None) -> BeforeValidator:
     """Return the reader of a duration to seconds; a Literal of words is accepted too, and `off` becomes None."""
     number, text = Annotated[float, Field(ge=low_s, le=high_s)], Annotated[str, Field(pattern=DURATION)]
     instead = [word for word in get_args(choices) if isinstance(word, str)]
@@ -179,9 +177,7 @@ def duration_text(seconds: float) -> str:
 
 def _count_or_auto(value: object) -> object:
     # Pydantic would find one fault for each branch of the union.
-    if value == "auto" or (
-        re.fullmatch(r"[1-9][0-9]{0,8}", str(value)) and int(str(value)) <= GPUS_PER_NODE_MAX
-    ):
+    if value == "auto" or (re.fullmatch(r"[1-9][0-9]{0,8}", str(value)) and int(str(value)) <= GPUS_PER_NODE_MAX):
         return value
     raise WrongValue(f"must be a whole number from 1 to {GPUS_PER_NODE_MAX}, or auto")
 
@@ -201,8 +197,7 @@ def _nccl_settings(value: object) -> object:
         return value
     switches = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
     bare = {
-        str(name).lower().removeprefix("nccl_"): switches.get(str(text).lower(), text)
-        for name, text in value.items()
+        str(name).lower().removeprefix("nccl_"): switches.get(str(text).lower(), text) for name, text in value.items()
     }
     if len(bare) < len(value):
         raise ValueError("names one setting twice, in two spellings")
@@ -258,9 +253,7 @@ def _read_entry(value: object) -> Entry:
         )
     if not isinstance(value, Mapping):
         return _program_entry(
-            _read_words(
-                value, 'a script with arguments ("train.py --lr 0.1"), "-m module …", or a list of words'
-            )
+            _read_words(value, 'a script with arguments ("train.py --lr 0.1"), "-m module …", or a list of words')
         )
     if list(value) != ["command"]:
         raise WrongValue("must be a text, a list of words, or a map whose only key is `command`")
@@ -321,9 +314,7 @@ def _program_entry(words: list[str]) -> Entry:
         raise ValueError("lies outside workdir, and only workdir is copied; set workdir to a folder above it")
     for pattern, hint in _NO_SCRIPTS.items():
         if re.fullmatch(pattern, name):
-            raise ValueError(
-                f"starts with {quote_value(first)}, not with a Python script: {hint.format(name)}"
-            )
+            raise ValueError(f"starts with {quote_value(first)}, not with a Python script: {hint.format(name)}")
     return Entry("script", first, rest)
 
 
@@ -371,25 +362,17 @@ Heartbeat: TypeAlias = Annotated[float, duration(0.1, 60.0)]
 NodeSilence: TypeAlias = Annotated[float | Literal["auto"], duration(5.0, choices=Literal["auto"])]
 Grace: TypeAlias = Annotated[float, duration(0.0, GRACE_S_MAX)]
 SecondsOrOff: TypeAlias = Annotated[float | None, duration(choices=Literal["off", False])]
-SilenceOrOff: TypeAlias = Annotated[
-    float | Literal["auto"] | None, duration(choices=Literal["auto", "off", False])
-]
+SilenceOrOff: TypeAlias = Annotated[float | Literal["auto"] | None, duration(choices=Literal["auto", "off", False])]
 Line: TypeAlias = Annotated[str, Field(pattern=LINE)]
 Glob: TypeAlias = Annotated[Line, AfterValidator(_checkpoint_glob)]
 ResumeArgs: TypeAlias = Annotated[str, AfterValidator(_resume_args)]
 EnvName: TypeAlias = Annotated[str, Field(pattern=VARIABLE), AfterValidator(_check_env_name)]
-Nccl: TypeAlias = Annotated[
-    dict[Annotated[str, Field(pattern=VARIABLE)], Scalar], BeforeValidator(_nccl_settings)
-]
+Nccl: TypeAlias = Annotated[dict[Annotated[str, Field(pattern=VARIABLE)], Scalar], BeforeValidator(_nccl_settings)]
 _TEXT_OR_LIST: Any = str | list[Scalar]
-ShellLines: TypeAlias = Annotated[
-    tuple[str, ...], BeforeValidator(_shell_lines, json_schema_input_type=_TEXT_OR_LIST)
-]
+ShellLines: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_shell_lines, json_schema_input_type=_TEXT_OR_LIST)]
 Command: TypeAlias = Annotated[Entry, BeforeValidator(_command_entry, json_schema_input_type=_TEXT_OR_LIST)]
 RankCommand: TypeAlias = Annotated[Command, AfterValidator(_rank_entry)]
-LaunchScript: TypeAlias = Annotated[
-    Entry, BeforeValidator(_launch_entry, json_schema_input_type=_TEXT_OR_LIST)
-]
+LaunchScript: TypeAlias = Annotated[Entry, BeforeValidator(_launch_entry, json_schema_input_type=_TEXT_OR_LIST)]
 _ENTRY: Any = _TEXT_OR_LIST | dict[Literal["command"], _TEXT_OR_LIST]
 EntryPoint: TypeAlias = Annotated[
     Entry, BeforeValidator(_read_entry, json_schema_input_type=_ENTRY), AfterValidator(_rank_entry)

@@ -56,9 +56,7 @@ class SpecError(UserError):
         lines = [str(fault) for fault in self.faults[:FAULTS_MAX]]
         more = len(self.faults) - len(lines)
         first = self.faults[0]
-        super().__init__(
-            first.what, first.where, first.fix or "docs/reference.md and orch schema have every field"
-        )
+        super().__init__(first.what, first.where, first.fix or "docs/reference.md and orch schema have every field")
         self._text = "\n".join([*lines, f"and {more} more faults"] if more else lines)
 
     def __str__(self) -> str:
@@ -88,9 +86,7 @@ class Document:
 
     def fault(self, key: str, what: str) -> Fault:
         """Return a fault of `key` at its place."""
-        holder = next(
-            (with_parent for with_parent in _key_and_parents(key) if with_parent in self.locations), ""
-        )
+        holder = next((with_parent for with_parent in _key_and_parents(key) if with_parent in self.locations), "")
         text, line, has_key = self.locations.get(holder, SourceLocation(self.origin))
         return Fault(text if has_key and holder == key else f"{text}: {escape(key)}", what, line=line)
 
@@ -182,21 +178,19 @@ class _Reader:
             loader = yaml.BaseLoader(text)
         except yaml.reader.ReaderError as err:
             line = text.count("\n", 0, err.position)
-            raise self._make_error(
-                line, f"contains the unprintable character {chr(err.character)!a}"
-            ) from err
+            raise self._make_error(line, f"contains the unprintable character {chr(err.character)!a}") from err
         try:
             return loader.get_single_node()
         except yaml.MarkedYAMLError as err:
             parts = [(err.context, err.context_mark), (err.problem, err.problem_mark)]
             words = [f"{text} (line {mark.line + 1})" if mark else text for text, mark in parts if text]
             mark = err.problem_mark or err.context_mark
-            what = f"is not YAML: {escape(', '.join(words))}; check quotes, colons and brackets, and that no tab indents"
+            what = (
+                f"is not YAML: {escape(', '.join(words))}; check quotes, colons and brackets, and that no tab indents"
+            )
             raise self._make_error(mark.line if mark else 0, what) from err
         except (ValueError, OverflowError, RecursionError) as err:  # \U99999999, or thousands of brackets
-            raise self._make_error(
-                loader.line, "contains an escape or a nesting beyond what can be read"
-            ) from err
+            raise self._make_error(loader.line, "contains an escape or a nesting beyond what can be read") from err
 
     def _value(self, node: yaml.Node, path: str, depth: int) -> Value:
         """Return a node as data. The values of an alias count each time, so that a bomb meets the limit here."""
@@ -205,9 +199,7 @@ class _Reader:
             what = f"contains more than {VALUES_MAX} values, or is nested deeper than {DEPTH_MAX} levels"
             raise self._make_error(node.start_mark.line, what)
         if node.tag not in _TAGS:
-            self._add_fault(
-                node, path, f"the tag {quote_value(node.tag)} is not read; write the value plainly"
-            )
+            self._add_fault(node, path, f"the tag {quote_value(node.tag)} is not read; write the value plainly")
         if isinstance(node, yaml.MappingNode):
             return self._map(node, path, depth)
         if isinstance(node, yaml.SequenceNode):
@@ -247,11 +239,7 @@ class _Reader:
 
     def _place(self, row: int) -> SourceLocation:
         """Return a place by its row, counted from 0."""
-        return (
-            SourceLocation(f"{self._origin}:{row + 1}", row + 1)
-            if self._is_file
-            else SourceLocation(self._origin)
-        )
+        return SourceLocation(f"{self._origin}:{row + 1}", row + 1) if self._is_file else SourceLocation(self._origin)
 
 
 def _key_and_parents(key: str) -> Iterator[str]:

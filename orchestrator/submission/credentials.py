@@ -59,9 +59,7 @@ def new_certificate() -> tuple[bytes, bytes]:
         .not_valid_before(now - span)
         .not_valid_after(now + span)
         .add_extension(
-            x509.SubjectAlternativeName(
-                [x509.DNSName("orch"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-            ),
+            x509.SubjectAlternativeName([x509.DNSName("orch"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
             False,
         )
         .sign(key, hashes.SHA256())

@@ -32,9 +32,7 @@ def host_inventory(file: SpecFile, failed: Mapping[str, str]) -> Inventory:
     gpus_per_node: int | None = None
     if planner.must_ask_hosts(file):
         names = [host.name for host in file.hosts]
-        gpus_per_node = fanout.count_gpus(
-            names, planner.make_ssh_plan(file.spec), file.where("gpus_per_node")
-        )
+        gpus_per_node = fanout.count_gpus(names, planner.make_ssh_plan(file.spec), file.where("gpus_per_node"))
     return Inventory(socket.gethostname(), (), sys.executable, gpus_per_node, failed=failed)
 
 
@@ -44,9 +42,7 @@ def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
         return ()
     fix = "see why with nvidia-smi, or use procs_per_node for CPU ranks"
     try:
-        done = gpus.run_nvidia_smi(
-            tool, "--query-gpu=index,uuid", "--format=csv,noheader", limit_s=GPU_LIST_S_MAX
-        )
+        done = gpus.run_nvidia_smi(tool, "--query-gpu=index,uuid", "--format=csv,noheader", limit_s=GPU_LIST_S_MAX)
     except HostError as err:
         raise ClusterError("nvidia-smi does not answer", tool, fix) from err
     if done.returncode == NO_GPUS:
@@ -69,9 +65,7 @@ def _visible_gpus(variable: str, indices: Mapping[str, int]) -> tuple[int, ...]:
         if word in ("", "-1"):
             break
         named = [
-            gpu
-            for uuid, gpu in indices.items()
-            if word == str(gpu) or (word[:4] == "GPU-" and uuid.startswith(word))
+            gpu for uuid, gpu in indices.items() if word == str(gpu) or (word[:4] == "GPU-" and uuid.startswith(word))
         ]
         if len(named) != 1:
             what = f"{word} is not one of the {len(indices)} GPUs that nvidia-smi lists"

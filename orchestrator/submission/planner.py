@@ -206,14 +206,8 @@ def _place_ssh(
         what = f"{format_count(hosts_needed, 'host')} wanted ({asked}), {len(fit)} available{labels}{small}"
         fix = "add hosts to ssh.hosts or ssh.hosts_file, or lower nodes or spares"
         raise UserError(what, file.where("ssh.hosts"), fix)
-    nodes = {
-        host.name: PlannedNode(host.name, host.name, host.address, (), (), host.slots or 0) for host in fit
-    }
-    avoided = (
-        [name for name in nodes if name in failed]
-        if len(nodes.keys() - failed.keys()) >= hosts_needed
-        else []
-    )
+    nodes = {host.name: PlannedNode(host.name, host.name, host.address, (), (), host.slots or 0) for host in fit}
+    avoided = [name for name in nodes if name in failed] if len(nodes.keys() - failed.keys()) >= hosts_needed else []
     order = [*(name for name in nodes if name not in avoided), *avoided]
     return tuple(nodes[name] for name in order), {name: failed[name] for name in avoided}
 

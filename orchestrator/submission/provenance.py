@@ -72,9 +72,7 @@ def list_packages(job: JobDir, program: str, after_s: float = LIST_AFTER_S) -> s
 
 def _git(workdir: Path, *words: str) -> bytes | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(workdir), *words], capture_output=True, timeout=GIT_S_MAX, check=False
-        )
+        done = subprocess.run(["git", "-C", str(workdir), *words], capture_output=True, timeout=GIT_S_MAX, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

@@ -115,8 +115,7 @@ def _path_of(program: str, environ: Mapping[str, str]) -> str | None:
 def _output_line(done: CommandResult) -> str:
     """Return the output of a command in one line, without its own name."""
     lines = [
-        re.sub(r"^sbatch: (error: |fatal: )?", "", line).strip()
-        for line in (done.err.strip() or done.out).splitlines()
+        re.sub(r"^sbatch: (error: |fatal: )?", "", line).strip() for line in (done.err.strip() or done.out).splitlines()
     ]
     words = "; ".join(dict.fromkeys(line for line in lines if line))
     return words[:OUTPUT_CHARS_MAX] or f"it ended with code {done.code}"

@@ -207,9 +207,7 @@ def _list_by_git(root: Path) -> tuple[list[Path], tuple[Path, ...]] | None:
     names: list[Path] = []
     for text in dict.fromkeys(files):  # a file in conflict is listed once for each of its stages
         path = root / text
-        names += (
-            _list_files_under(root, Path(text)) if path.is_dir() and not path.is_symlink() else [Path(text)]
-        )
+        names += _list_files_under(root, Path(text)) if path.is_dir() and not path.is_symlink() else [Path(text)]
     return names, tuple(Path(text) for text in ignored if text != "./")
 
 
@@ -217,20 +215,14 @@ def _git(root: Path, *words: str) -> list[str]:
     """Return the names that git lists. Raises UserError when it fails: a guess might copy a whole environment."""
     fix = "make `git status` work in this folder, or move the code out of the repository"
     try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, timeout=GIT_S_MAX, check=False
-        )
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, timeout=GIT_S_MAX, check=False)
     except FileNotFoundError as err:
-        raise UserError(
-            "this is a git repository, but git is not installed", str(root), "install git"
-        ) from err
+        raise UserError("this is a git repository, but git is not installed", str(root), "install git") from err
     except subprocess.TimeoutExpired as err:
         raise UserError(f"git did not list this folder within {GIT_S_MAX:g} s", str(root), fix) from err
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise UserError(
-            f"git cannot list this folder: {lines[0] if lines else 'no reason given'}", str(root), fix
-        )
+        raise UserError(f"git cannot list this folder: {lines[0] if lines else 'no reason given'}", str(root), fix)
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 
 

@@ -57,9 +57,7 @@ def make_plan(file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: f
             machines = local_inventory(environ, asks_gpus=file.spec.gpus_per_node is not None)
         case "ssh":
             failed = host_health.recent_failures(home.job_home(environ), time.time())
-            machines = host_inventory(
-                file, {host: one.describe_failure(wall_s) for host, one in failed.items()}
-            )
+            machines = host_inventory(file, {host: one.describe_failure(wall_s) for host, one in failed.items()})
         case "slurm":
             options = sbatch_options.submitter_defaults(environ)
             machines = Inventory(socket.gethostname(), (), sys.executable, sbatch=options)
@@ -172,9 +170,7 @@ def _make_folder(
             copy_hosts_file(draft, file)
         for path in (draft.checkpoints, draft.logs, draft.requests, draft.scripts, draft.root / "nodes"):
             path.mkdir()
-        replace_text(
-            draft.spec, file.text, mode=credentials.PRIVATE_MODE if webhook else 0o644, durable=False
-        )
+        replace_text(draft.spec, file.text, mode=credentials.PRIVATE_MODE if webhook else 0o644, durable=False)
         replace_text(draft.overrides, json.dumps(redact_webhook(overrides, webhook)), durable=False)
         home.record_origin(draft, place.root)
         replace_text(draft.plan, codec.dumps(plan), durable=False)

@@ -63,9 +63,7 @@ def uncopied_imports_warning(job: JobDir, plan: Plan, environ: Mapping[str, str]
     if plan.ssh is not None or not uncopied:
         return ()
     what = f"ranks import files that are not copied: {', '.join(sorted(set(uncopied)))}"
-    return (
-        Fault("", what, "do not change it until the job has ended: the next attempt would run the changes"),
-    )
+    return (Fault("", what, "do not change it until the job has ended: the next attempt would run the changes"),)
 
 
 def _is_editable_folder(place: Path, others: tuple[str | Path, ...]) -> bool:
@@ -100,9 +98,7 @@ def refuse_missing(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> No
     install it."""
     if file.spec.backend != "local" or file.spec.setup:
         return
-    if fault := missing_interface(
-        file.spec.rendezvous.interface, [name for _, name in socket.if_nameindex()]
-    ):
+    if fault := missing_interface(file.spec.rendezvous.interface, [name for _, name in socket.if_nameindex()]):
         raise UserError(fault, file.where("rendezvous.interface"), "name one of these, or leave it out")
     if plan.program == sys.executable:
         return  # it runs orch
@@ -125,9 +121,7 @@ def refuse_foreign_syntax(file: SpecFile, plan: Plan, environ: Mapping[str, str]
         return
     where = plan.origins.get(name, name)
     fix = f"name the interface itself, such as eth0; NCCL's own setting is nccl: {{socket_ifname: {value!r}}}"
-    raise UserError(
-        f"gloo does not know {value!r}: it takes whole names, and {value[0]} is NCCL syntax", where, fix
-    )
+    raise UserError(f"gloo does not know {value!r}: it takes whole names, and {value[0]} is NCCL syntax", where, fix)
 
 
 def missing_interface(interface: str | None, names: Sequence[str]) -> str:
@@ -174,6 +168,4 @@ def refuse_ineffective_overrides(overrides: Sequence[str]) -> None:
         key = override.partition("=")[0].strip()
         if key in SUBMIT_ONLY_FIELDS or key.startswith(tuple(f"{name}." for name in SUBMIT_ONLY_FIELDS)):
             what = "has no effect on a resume: the job keeps the code that was copied at submit"
-            raise UserError(
-                what, f"--set {escape(override, ECHO_CHARS_MAX)}", "leave it out, or submit a new job"
-            )
+            raise UserError(what, f"--set {escape(override, ECHO_CHARS_MAX)}", "leave it out, or submit a new job")

@@ -75,9 +75,7 @@ def start_supervisor(job: JobDir) -> None:
     names = (*SUPERVISOR_ENV, *SSH_ENV) if over_ssh else SUPERVISOR_ENV
     env = {name: os.environ[name] for name in names if name in os.environ}
     env[process_tags.NAME] = process_tags.make_tag(job.root, "")  # a rank may have submitted it
-    python_options = (
-        () if over_ssh else ("-I", "-S")
-    )  # paramiko comes from site-packages; all else is in the bundle
+    python_options = () if over_ssh else ("-I", "-S")  # paramiko comes from site-packages; all else is in the bundle
     journal_integrity.require_journal(job)
     before_ns, holder_before = supervisor_watchdog.read_start_ns(job), locks.read_holder(job.lock)
     with job.supervisor_log.open("ab") as log:
@@ -90,25 +88,19 @@ def start_supervisor(job: JobDir) -> None:
     while time.monotonic() < deadline_s:
         if supervisor_watchdog.read_start_ns(job) != before_ns or process.poll() == 0:
             return
-        if (
-            full_disk.is_disk_full(job.root) and locks.read_holder(job.lock) != holder_before
-        ):  # it waits for room
+        if full_disk.is_disk_full(job.root) and locks.read_holder(job.lock) != holder_before:  # it waits for room
             return
         if process.returncode is not None:
             break
         time.sleep(0.005)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(
-            process.pid, signal.SIGKILL
-        )  # if it came up later, it would act for a job that was given up
+        os.killpg(process.pid, signal.SIGKILL)  # if it came up later, it would act for a job that was given up
     process.wait()
     with job.supervisor_log.open("rb") as log:
         log.seek(log_start)
         lines = log.read().decode(errors="replace").strip().splitlines()
     why, fix = split_fix(lines[-1] if lines else "no output")
-    raise ClusterError(
-        f"the supervisor did not start: {why}", str(job.supervisor_log), fix or "see that file"
-    )
+    raise ClusterError(f"the supervisor did not start: {why}", str(job.supervisor_log), fix or "see that file")
 
 
 def _is_over_ssh(job: JobDir) -> bool:

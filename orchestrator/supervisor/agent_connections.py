@@ -65,9 +65,7 @@ class AgentConnections:
         assert token, "an empty token would admit all"
         self._token = token
         self._nodes = frozenset(nodes)
-        self._links: dict[
-            str, tuple[connection.PeerConnection, str]
-        ] = {}  # by node, with the incarnation of its agent
+        self._links: dict[str, tuple[connection.PeerConnection, str]] = {}  # by node, with the incarnation of its agent
         self.hellos: dict[str, reports.Hello] = {}
         """The latest greeting of each node's agent, which may be gone."""
         self._acceptor: Acceptor | None = None
@@ -131,9 +129,7 @@ class AgentConnections:
                 return []
         if not self._urgent.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(
-                    self._urgent.wait(), max(0.0, min(max(HEARTBEATS_GATHER_S, gather_s), wait_s))
-                )
+                await asyncio.wait_for(self._urgent.wait(), max(0.0, min(max(HEARTBEATS_GATHER_S, gather_s), wait_s)))
         self._urgent.clear()
         while not self.inbox.empty():
             link_events.append(self.inbox.get_nowait())
@@ -153,9 +149,7 @@ class AgentConnections:
             line.writer.close()
         await asyncio.sleep(0.05)
 
-    async def _accept(
-        self, client: socket.socket, context: ssl.SSLContext, admit: Callable[[], None]
-    ) -> None:
+    async def _accept(self, client: socket.socket, context: ssl.SSLContext, admit: Callable[[], None]) -> None:
         """Begin TLS with a stranger, read its greeting, and then what it sends if it is one of the job's agents."""
         line = await connection.accept_tls(client, context, HELLO_S_MAX)
         if line is None:
@@ -173,9 +167,7 @@ class AgentConnections:
         """Return the greeting of one of the job's agents. Raises LineError for a stranger."""
         data, _ = await line.receive(HELLO_BYTES_MAX)
         hello, _ = connection.take_message(data, {"Hello": reports.Hello})
-        is_token_right = hmac.compare_digest(
-            hello.token.encode("utf-8", "surrogatepass"), self._token.encode()
-        )
+        is_token_right = hmac.compare_digest(hello.token.encode("utf-8", "surrogatepass"), self._token.encode())
         if (
             not is_token_right
             or hello.job != self._job
@@ -221,10 +213,7 @@ class AgentConnections:
 
     def _put(self, link_event: LinkEvent) -> None:
         self.inbox.put_nowait(link_event)
-        if not (
-            isinstance(link_event, reports.Envelope)
-            and link_event.data.get("kind") == reports.Heartbeat.__name__
-        ):
+        if not (isinstance(link_event, reports.Envelope) and link_event.data.get("kind") == reports.Heartbeat.__name__):
             self._urgent.set()
 
     def _is_current(self, line: connection.PeerConnection, hello: reports.Hello) -> bool:

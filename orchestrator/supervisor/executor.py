@@ -16,8 +16,8 @@ from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.model.rank_facts import RankState
 from orchestrator.core import plan_types
-from orchestrator.core.checkpoints.checkpoint import CheckpointRecord
-from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.checkpoints.checkpoint import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
@@ -58,9 +58,7 @@ def undismissed_hosts(facts: Facts, now_s: float) -> tuple[str, ...]:
     if now_s > facts.ended_at + LINGER_S_MAX:
         return ()
     return tuple(
-        node.name
-        for node in facts.every_node()
-        if node.agent_present or node.agent_state is AgentState.LAUNCHING
+        node.name for node in facts.every_node() if node.agent_present or node.agent_state is AgentState.LAUNCHING
     )
 
 
@@ -76,9 +74,7 @@ def checkpoint_gang(facts: Facts) -> CheckpointGang:
         return CheckpointGang(0, 0, 0, ())
     nodes = [node for node in facts.gang if node.may_run_attempt == attempt.number]
     silent = (
-        attempt.verdict.node
-        if attempt.verdict is not None and attempt.verdict.kind is d.VerdictKind.NODE_LOST
-        else ""
+        attempt.verdict.node if attempt.verdict is not None and attempt.verdict.kind is d.VerdictKind.NODE_LOST else ""
     )
     return CheckpointGang(
         attempt.number,
@@ -177,7 +173,7 @@ class Executor:
         if isinstance(order, orders.Dismiss):  # what is still being launched there is no longer wanted
             self._backend.keep_reachable(self._config(node))
 
-    def _resume_checkpoint(self, node: str, resume: Checkpoint | None) -> CheckpointRecord | None:
+    def _resume_checkpoint(self, node: str, resume: ResumePoint | None) -> Checkpoint | None:
         save = self._checkpoint_tracker.checkpoints.get(resume.save) if resume is not None else None
         if save is None or not self._is_remote(node):
             return save
@@ -195,9 +191,7 @@ class Executor:
 
     def _begin_send(self, node: str, order: orders.Prepare) -> bool:
         """Begin to copy the checkpoint of an attempt to a node; return whether it has to be copied."""
-        save = (
-            self._checkpoint_tracker.checkpoints.get(order.resume.save) if order.resume is not None else None
-        )
+        save = self._checkpoint_tracker.checkpoints.get(order.resume.save) if order.resume is not None else None
         if save is None or not self._is_remote(node):
             return False
         if not self._checkpoint_tracker.copies.send(save, node, str(self._job_folder(node).root)):
@@ -275,9 +269,7 @@ class Executor:
     def unreachable_reasons(self, facts: Facts) -> dict[str, str]:
         """Return why nodes cannot be reached, by node, of those that are not connected."""
         reasons = {
-            n.name: self._backend.reason(n.name)
-            for n in facts.every_node()
-            if n.agent_state is not AgentState.UP
+            n.name: self._backend.reason(n.name) for n in facts.every_node() if n.agent_state is not AgentState.UP
         }
         return {name: self._mask.apply(reason) for name, reason in reasons.items() if reason}
 
@@ -285,9 +277,7 @@ class Executor:
         """Release connections and threads; agents stay."""
         self._backend.close()
 
-    def _prepare(
-        self, node: str, order: orders.Prepare, gang: plan_types.Gang, save: CheckpointRecord | None
-    ) -> None:
+    def _prepare(self, node: str, order: orders.Prepare, gang: plan_types.Gang, save: Checkpoint | None) -> None:
         resume = order.resume
         if resume is not None and not any(name == node for name, _ in gang):
             return  # it has lost its place during the transfer

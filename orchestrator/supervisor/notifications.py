@@ -2,7 +2,7 @@
 
 Rules: nothing here can hold up, fail or end the supervisor or the job. Each target has its own thread and a short
 queue, each delivery a limit; a failure is one line in supervisor.log. The end of the job goes before what waits, and a
-supervisor whose job has ended waits `OWED_S_MAX` for its deliveries; what is not delivered by then is a line, too. A
+supervisor whose job has ended waits `DELIVERY_S_MAX` for its deliveries; what is not delivered by then is a line, too. A
 decision is sent at most once: it is on disk before, so a supervisor that is killed in between leaves it unsent.
 
 A notification is one JSON object:
@@ -158,12 +158,10 @@ def _text(event: str, decision: d.Decision, plan: Plan, facts: Facts, at: str) -
 
 
 class Notifier:
-    """Sends notifications to the targets that the plan names. `faults` hands out what went wrong, for
+    """Sends notifications to the targets that the plan names. `take_faults` hands out what went wrong, for
     supervisor.log."""
 
-    def __init__(
-        self, plan: Plan, folder: Path, env: Mapping[str, str], mask: Mask, webhook: str = ""
-    ) -> None:
+    def __init__(self, plan: Plan, folder: Path, env: Mapping[str, str], mask: Mask, webhook: str = "") -> None:
         """`env`: the command's environment; it runs in the job's copy of the code, below `folder`. `webhook`: its
         full address, of which the plan has only the host."""
         notify = plan.notify
@@ -225,9 +223,7 @@ class DeliveryThread:
         self._deliver = deliver
         self._report = report
         self._notes: queue.PriorityQueue[tuple[bool, int, Json]] = queue.PriorityQueue()
-        self._pending: dict[
-            int, str
-        ] = {}  # by its number, the event of each note that waits or is being delivered
+        self._pending: dict[int, str] = {}  # by its number, the event of each note that waits or is being delivered
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
 
@@ -239,9 +235,7 @@ class DeliveryThread:
     def give_up(self) -> None:
         """Report what is not delivered."""
         for number in list(self._pending):
-            self._report(
-                f"notify.{self._target} did not get {self._pending.pop(number, '')}: the supervisor exits"
-            )
+            self._report(f"notify.{self._target} did not get {self._pending.pop(number, '')}: the supervisor exits")
 
     def enqueue(self, notification: Json) -> None:
         """Queue a note; returns at once."""
@@ -305,9 +299,7 @@ def run_command(
         return f"{fault}; output: {output}" if fault and output else fault
 
 
-def post(
-    url: str, notification: Json, limit_s: float = POST_S_MAX, pauses_s: tuple[float, ...] = POST_PAUSES_S
-) -> str:
+def post(url: str, notification: Json, limit_s: float = POST_S_MAX, pauses_s: tuple[float, ...] = POST_PAUSES_S) -> str:
     """POST a note to a webhook, with a few tries; return what went wrong."""
     fault = ""
     for pause_s in (0.0, *pauses_s):

@@ -62,9 +62,7 @@ def _may_exist(path: Path) -> bool:
 
 def is_resumed(folder: Path, number: int) -> bool:
     """Return whether one of the requests after `number` resumes the job."""
-    return any(
-        isinstance(request, e.ResumeRequested) for request in RequestInbox(folder).read_after(number, 0.0)
-    )
+    return any(isinstance(request, e.ResumeRequested) for request in RequestInbox(folder).read_after(number, 0.0))
 
 
 def _to_event(request: requests.JobRequest, at: float) -> RequestEvent | None:

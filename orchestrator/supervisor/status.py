@@ -99,7 +99,7 @@ def status(
     transfers: Sequence[TransferStatus] = (),
     notices: Sequence[str] = (),
 ) -> Status:
-    """Return the job as `orch status --json` shows it. `reasons`: why a node has no connection; `travels`: checkpoints in
+    """Return the job as `orch status --json` shows it. `reasons`: why a node has no connection; `transfers`: checkpoints in
     transfer; `notices`: those that do not follow from facts."""
     attempt = facts.attempt
     number, base = (attempt.number, attempt.call_step) if attempt else (0, 0)
@@ -126,9 +126,7 @@ def status(
         suspected=suspected,
         notices=(*_notices(facts), *notices),
         progress=_progress(facts),
-        training=training.estimate_progress(
-            reported, facts.step, total, slowest if now_state == "RUNNING" else 0.0
-        ),
+        training=training.estimate_progress(reported, facts.step, total, slowest if now_state == "RUNNING" else 0.0),
         stragglers=_stragglers(facts),
         started_at=now.iso(facts.run_began_at),
         ended_at=now.iso(facts.ended_at),
@@ -227,11 +225,7 @@ def _fence_text(facts: Facts, attempt: AttemptFacts, now: Now | None) -> str:
 
 def _compare_text(facts: Facts) -> str:
     attempt = facts.attempt
-    if (
-        attempt is None
-        or attempt.compare_ordered_at is None
-        or attempt.checkpoint_to_compare not in facts.checkpoints
-    ):
+    if attempt is None or attempt.compare_ordered_at is None or attempt.checkpoint_to_compare not in facts.checkpoints:
         return ""
     return f"; {facts.checkpoints[attempt.checkpoint_to_compare].main} is verified first"
 
@@ -361,9 +355,7 @@ def _node_state(node: NodeFacts, *, ended: bool) -> str:
     return "busy" if node.host_busy and node.agent_state is AgentState.ABSENT else link
 
 
-def _rank(
-    base: int, rank: RankFacts, now: Now, local: int, rate_per_s: float | None, total: int | None
-) -> RankStatus:
+def _rank(base: int, rank: RankFacts, now: Now, local: int, rate_per_s: float | None, total: int | None) -> RankStatus:
     alive = rank.rank_state is RankState.ALIVE
     state_text = _PROCESS_STATES.get(rank.state, "running") if alive else rank.rank_state.value
     code = rank.code if rank.signal is None else -rank.signal

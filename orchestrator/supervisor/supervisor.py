@@ -81,9 +81,7 @@ ANY_ADDRESS, LOOPBACK = "0.0.0.0", "127.0.0.1"
 class Supervisor:
     """The loop of one job, and all parts that it drives."""
 
-    def __init__(
-        self, job: JobDir, plan: Plan, job_secrets: translation.JobSecrets, backend: Backend
-    ) -> None:
+    def __init__(self, job: JobDir, plan: Plan, job_secrets: translation.JobSecrets, backend: Backend) -> None:
         self._job = job
         self._plan = plan
         self._mask = job_secrets.mask
@@ -102,20 +100,16 @@ class Supervisor:
         self._logs = LogReceiver(job)
         self._transferred_s = 0.0  # when bytes of a transfer last came
         self._checkpoint_tracker = CheckpointTracker(job, plan, backend.copier, self._connections.wake)
-        self._executor = Executor(
-            job, plan, job_secrets, backend, self._connections, self._checkpoint_tracker
-        )
+        self._executor = Executor(job, plan, job_secrets, backend, self._connections, self._checkpoint_tracker)
         hosts = [node.host for node in plan.nodes]
         self._queue = HostQueue(job, hosts, plan.created_at) if plan.ssh else None
         env = {**job_secrets.environment, **plan.env, **job_secrets.secrets}
         self._notifier = Notifier(plan, job.root, env, self._mask, job_secrets.webhook)
         self._sleep_detector, self._checked_s = SuspendDetector(SLEEP_S_MIN), self._brain.now_s()
-        self._patience = full_disk.DeferExhaustion()
+        self._defer_exhaustion = full_disk.DeferExhaustion()
         self._series = SeriesWriter(job.series)
         self._shared_file_notices: tuple[str, ...] = ()  # which other jobs write the same files
-        self._is_lingering = (
-            False  # waits for hosts whose agents could not be dismissed, or for notifications
-        )
+        self._is_lingering = False  # waits for hosts whose agents could not be dismissed, or for notifications
         backend.wake = self._connections.wake
 
     @property
@@ -136,16 +130,14 @@ class Supervisor:
             if self.allocation_session.must_leave or self._is_over():
                 break
             due_s = min(self._wake_s, self._chore_due_s)
-            link_events = await self._connections.receive(
-                due_s - self._brain.now_s(), self._decide_share.pause_s
-            )
+            link_events = await self._connections.receive(due_s - self._brain.now_s(), self._decide_share.pause_s)
             self._check_pause()
             for link_event in link_events:
                 self._handle(link_event)
             for node, chunk_ack in self._logs.take_due_acks():
                 self._connections.send(node, chunk_ack)
             if self._brain.now_s() >= self._chore_due_s:
-                with self._patience:
+                with self._defer_exhaustion:
                     self._chores()
         self._notifier.close()
         self._chores()  # the last events are still learned and shown
@@ -196,9 +188,7 @@ class Supervisor:
         has_pending_notifications = self._notifier.is_busy and now_s < facts.ended_at + DELIVERY_S_MAX
         if not (hosts or has_pending_notifications) or not self._job.plan.exists():
             return True
-        if (
-            not self._is_lingering
-        ):  # resume, collect and clean need not wait for these hosts, nor for notifications
+        if not self._is_lingering:  # resume, collect and clean need not wait for these hosts, nor for notifications
             self._is_lingering = True
             print(
                 f"waiting for {', '.join((*hosts, *['notifications'] * has_pending_notifications))} after the job's end",
@@ -262,21 +252,17 @@ class Supervisor:
         match report.data.get("kind"):
             case reports.SaveSeen.__name__:
                 seen = translation.unpack_report(reports.SaveSeen, report)
-                self._checkpoint_tracker.enter_report(
-                    now_s, report.node, seen, checkpoint_gang(self._brain.facts)
-                )
+                self._checkpoint_tracker.enter_report(now_s, report.node, seen, checkpoint_gang(self._brain.facts))
             case reports.SaveHashed.__name__:
                 self._checkpoint_tracker.enter_hashes(
                     now_s, report.node, translation.unpack_report(reports.SaveHashed, report)
                 )
             case reports.CheckpointsRead.__name__:
                 read = translation.unpack_report(reports.CheckpointsRead, report)
-                self._checkpoint_tracker.enter_reads(
-                    now_s, report.node, read, checkpoint_gang(self._brain.facts)
-                )
+                self._checkpoint_tracker.enter_reads(now_s, report.node, read, checkpoint_gang(self._brain.facts))
             case _:
                 event = translation.to_event(self._plan, report, self._mask, now_s)
-                self._checkpoint_tracker.give_up_invisible(event)
+                self._checkpoint_tracker.enter_event(event)
                 events = [event]
         self._brain.learn_reliable(
             [*events, *self._checkpoint_tracker.take_events(now_s)], report.incarnation, report.seq
@@ -389,18 +375,14 @@ class Supervisor:
         if self._is_resumed():
             return
         now, facts = status_object.Now(self._brain.now_s(), time.time()), self._brain.facts
-        if not self._shared_file_notices and (
-            durable or (facts.steps_made and self._series.is_due(now.wall_s))
-        ):
+        if not self._shared_file_notices and (durable or (facts.steps_made and self._series.is_due(now.wall_s))):
             self._shared_file_notices = rank_files.find_shared_files(self._job)
         with contextlib.suppress(OSError):  # a full disk must not end the supervisor over a view
             transfers, reasons = (
                 self._checkpoint_tracker.copies.list_transfers(),
                 self._executor.unreachable_reasons(facts),
             )
-            status = status_object.status(
-                self._plan, facts, now, reasons, transfers, self._shared_file_notices
-            )
+            status = status_object.status(self._plan, facts, now, reasons, transfers, self._shared_file_notices)
             status_file.write(self._job, status_file.stamp(status, procfs.boot_id()), durable=durable)
             if status.state == "RUNNING" and self._series.is_due(now.wall_s):
                 self._series.add(status_object.sample(status, facts, now.wall_s))

@@ -33,7 +33,7 @@ _REPORTS: dict[str, type[reports.NodeReport]] = codec.classes_by_kind(reports.No
 
 @dataclass(frozen=True, slots=True)
 class JobSecrets:
-    """Secrets of the job's own processes. `outer`: the submitter's environment; `webhook`: its address."""
+    """Secrets of the job's own processes. `environment`: the submitter's environment; `webhook`: its address."""
 
     token: str
     certificate: str
@@ -86,9 +86,7 @@ def _token(text: str) -> str:
 def to_agent_up(plan: Plan, hello: reports.Hello, at: float) -> e.AgentUp:
     """Return a greeting as the brain's event."""
     address = hello.address or _address(plan, hello.node) or "127.0.0.1"
-    return e.AgentUp(
-        at, hello.node, hello.incarnation, hello.running, hello.ready, address, hello.port, hello.ranks
-    )
+    return e.AgentUp(at, hello.node, hello.incarnation, hello.running, hello.ready, address, hello.port, hello.ranks)
 
 
 def to_event(plan: Plan, envelope: reports.Envelope, mask: Mask, at: float) -> e.FromNode:

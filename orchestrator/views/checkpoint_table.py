@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from orchestrator.core.checkpoints.checkpoint import CheckpointRecord, CheckpointState, Content, StepSource
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointState, Content, StepSource
 from orchestrator.core.checkpoints.resume_choice import ResumeChoice
 from orchestrator.core.codec import Json
 from orchestrator.core.text import format_count, ranks_text
@@ -134,9 +134,7 @@ def folder_lines(where: Json) -> list[Line]:
     for link in where["links"]:
         lines.append(_labelled("", f"{link['name']} -> {link['to']}, which jobs of this workdir share"))
     for place in where["checkpoints"]:
-        lines.append(
-            _labelled("saved", f"{place['dir']}  {format_count(place['whole'], 'complete checkpoint')}")
-        )
+        lines.append(_labelled("saved", f"{place['dir']}  {format_count(place['whole'], 'complete checkpoint')}"))
     return [*lines, _labelled("logs", where["logs"])]
 
 
@@ -180,7 +178,7 @@ def _labelled(label: str, text: str) -> Line:
     return line(f"  {label:<8}{text}")
 
 
-def _complete_text(save: CheckpointRecord) -> str:
+def _complete_text(save: Checkpoint) -> str:
     if save.state is CheckpointState.DISTRUSTED:
         return "chosen by you, although it is distrusted"
     return f"complete: {save.closed_by.value}"

@@ -82,11 +82,7 @@ def table(usage: Json, by: str | None) -> list[Line]:
         return [line("no rank has run yet")]
     name = jobs[0]["id"] if len(jobs) == 1 else format_count(len(jobs), "job")
     total = f"{unit.amount(unit.total_s)} {unit.name}"
-    share = (
-        "no goodput: no step was made in"
-        if usage["ratio"] is None
-        else f"goodput {100 * usage['ratio']:.1f}% of"
-    )
+    share = "no goodput: no step was made in" if usage["ratio"] is None else f"goodput {100 * usage['ratio']:.1f}% of"
     head = line(Cell(name, "bold"), f"  {share} {total}")
     if by is None:
         return [head, (), *columns(_kind_rows(usage, unit), ("TIME", *unit.heads, "WHAT IT IS"))]

@@ -1,7 +1,7 @@
 """Log view: lines under their ranks' names, harmless to a terminal, and on a terminal deduplicated over ranks.
 
 Into a file or a pipe lines go in blocks, and are processed one by one only where there may be something to mask. The
-caller chooses the output's style once, in `style_of`. A log was written by a program on another machine, so its
+caller chooses the output's style once, in `choose_style`. A log was written by a program on another machine, so its
 escape sequences are dropped, except colours where colours are shown.
 """
 

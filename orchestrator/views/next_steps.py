@@ -31,9 +31,7 @@ def next_steps(why: Json, job: str) -> Iterator[Line]:
     if why["state"] != "SUCCEEDED" and why["attempts"]:
         yield line(_resume_text(why))
         for loser in why.get("passed", ())[:PASSED_SHOWN]:
-            yield line(
-                f"{_PAD}skipped: ", Cell(passed_text(loser["path"], loser["step"], loser["why"]), "yellow")
-            )
+            yield line(f"{_PAD}skipped: ", Cell(passed_text(loser["path"], loser["step"], loser["why"]), "yellow"))
     for label, command in rows:
         yield line(f"{_PAD}{label:<8}", Cell(command, "cyan"))
 

@@ -71,7 +71,7 @@ class _AttemptRun:
 
 
 def post_mortem(why: Json, reference: str = "") -> list[Line]:
-    """Return what `orch why` shows. `called`: the job in commands, by default its id."""
+    """Return what `orch why` shows. `reference`: the job in commands, by default its id."""
     folder, attempts = why.get("dir", ""), why["attempts"]
     judged = [number for number, attempt in enumerate(attempts) if attempt["verdict"]]
     last = judged[-1] if judged else 0
@@ -152,9 +152,7 @@ def _restart_cost(attempt: Json) -> str:
     if attempt["restart_s"] is None:
         return ""
     repeated_steps = attempt.get("repeated_steps")
-    repeated = (
-        f", {repeated_steps:,} step{'s' if repeated_steps != 1 else ''} repeated" if repeated_steps else ""
-    )
+    repeated = f", {repeated_steps:,} step{'s' if repeated_steps != 1 else ''} repeated" if repeated_steps else ""
     waited_s = attempt.get("queued_s")
     queued = f" ({duration(waited_s)} of it in the queue)" if waited_s else ""
     took = (span if has_culprit(attempt["verdict"]) else duration)(attempt["restart_s"])
@@ -205,10 +203,7 @@ def source(attempt: Json) -> str:
 def _passed_texts(attempt: Json) -> list[str]:
     """Return the newer checkpoints that an attempt skipped, each with the reason."""
     passed_over = attempt.get("passed", ())
-    texts = [
-        checkpoint_table.passed_text(one["path"], one["step"], one["why"])
-        for one in passed_over[:PASSED_SHOWN]
-    ]
+    texts = [checkpoint_table.passed_text(one["path"], one["step"], one["why"]) for one in passed_over[:PASSED_SHOWN]]
     return [*texts, *([f"{len(passed_over) - PASSED_SHOWN} more"] if len(passed_over) > PASSED_SHOWN else [])]
 
 
@@ -218,14 +213,12 @@ def _resume_lines(attempt: Json) -> Iterator[Line]:
         known = checkpoint_table.step_text(save.get("step", attempt["resumed_step"]), save["step_source"])
         compared = f"; verified by {save['compared']}" if save["compared"] else ""
         yield line(Cell(f"{_PAD * 2}checkpoint {save['save']}, {known}{compared}", "dim"))
-        yield from (
-            line(Cell(f"{_PAD * 2}complete: {why}", "dim")) for why in filter(None, [save["closed_by"]])
-        )
+        yield from (line(Cell(f"{_PAD * 2}complete: {why}", "dim")) for why in filter(None, [save["closed_by"]]))
     yield from (line(f"{_PAD * 2}skipped: ", Cell(loser, "yellow")) for loser in _passed_texts(attempt))
 
 
 def transition(why: Json, number: int, last_text: str = "") -> str:
-    """Return in a line where an attempt resumed from and why the previous one ended, if what was `told` last does not say
+    """Return in a line where an attempt resumed from and why the previous one ended, if what was `last_text` last does not say
     that; empty where it is unknown."""
     attempts = {attempt["attempt"]: attempt for attempt in why["attempts"]}
     ended, begun = attempts.get(number - 1), attempts.get(number)
@@ -261,9 +254,7 @@ def _attempt_lines(attempt: Json, folder: str, state: str) -> Iterator[Line]:
         )
     for told in attempt.get("told", ()):
         kind = f"{told['kind']}: " if told["kind"] else ""
-        yield line(
-            f"{_PAD}{told['what']} at {told['at'][11:19]} UTC: {kind}{shorten_paths(told['text'], folder)}"
-        )
+        yield line(f"{_PAD}{told['what']} at {told['at'][11:19]} UTC: {kind}{shorten_paths(told['text'], folder)}")
         if told["fix"]:
             yield line(f"{_PAD}  fix: {told['fix']}")
     if starts := attempt["fresh_starts"]:
@@ -278,9 +269,7 @@ def _loss_line(attempt: Json, previous: Json) -> Line:
     """Return the losses that an attempt and the one before it logged: they show whether the script resumed."""
     earlier = previous.get("losses")
     was = f"; in attempt {previous['attempt']} from {earlier[0]} to {earlier[1]}" if earlier else ""
-    return line(
-        f"{_PAD}loss in the log of rank 0: from {attempt['losses'][0]} to {attempt['losses'][1]}{was}"
-    )
+    return line(f"{_PAD}loss in the log of rank 0: from {attempt['losses'][0]} to {attempt['losses'][1]}{was}")
 
 
 def _remark_lines(remarks: Sequence[str]) -> Iterator[Line]:

@@ -86,11 +86,9 @@ def elapsed_s(status: Status) -> float | None:
     return max(0.0, parse_iso(end) - parse_iso(began) + (0.0 if status.ended_at else status.written_s or 0.0))
 
 
-def job(
-    status: Status, *, every_rank: bool = False, reference: str = "", chars_max: int | None = None
-) -> list[Line]:
+def job(status: Status, *, every_rank: bool = False, reference: str = "", chars_max: int | None = None) -> list[Line]:
     """Return one job in full: its head, its nodes and its ranks. Those of a large job are counted by their state, unless
-    `every_rank` is wanted. `called`: the job in commands, by default its id. A table of ranks that is wider than `chars_max`
+    `every_rank` is wanted. `reference`: the job in commands, by default its id. A table of ranks that is wider than `chars_max`
     has fewer columns."""
     nodes, ranks = status.nodes, [rank for rank in status.ranks if rank.node]
     has_pool, has_ended = status.backend != "local", status.state in ENDED
@@ -120,11 +118,7 @@ def job(
     if nodes or not has_pool:
         lines += [
             (),
-            *(
-                _pool_lines(nodes, has_ended, every_rank)
-                if has_pool
-                else _node_lines(nodes, has_ended, every_rank)
-            ),
+            *(_pool_lines(nodes, has_ended, every_rank) if has_pool else _node_lines(nodes, has_ended, every_rank)),
         ]
     if len(ranks) > RANKS_SHOWN_MAX and not every_rank:
         lines += [(), *large_job.ranks(ranks)]
@@ -178,9 +172,7 @@ def _rank_marks(status: Status) -> dict[int, str]:
     marks = {slow.rank: f"{slow.factor:.1f}x slow" for slow in status.stragglers}
     mark_texts = {NextAction.ENDS: "stuck", NextAction.NOTHING: "stuck", NextAction.LOST: "silent"}
     if suspected is not None and suspected.follows in mark_texts:
-        marks |= dict.fromkeys(
-            suspected.ranks, f"{mark_texts[suspected.follows]} {duration(suspected.for_s)}"
-        )
+        marks |= dict.fromkeys(suspected.ranks, f"{mark_texts[suspected.follows]} {duration(suspected.for_s)}")
     return marks
 
 

@@ -32,9 +32,7 @@ REACH_S_MAX = 15.0
 SLEEPER = ("sleep", "4321")
 
 
-def ssh(
-    box: Box, name: str, command: str, *options: str, user: str = "trainer"
-) -> subprocess.CompletedProcess[str]:
+def ssh(box: Box, name: str, command: str, *options: str, user: str = "trainer") -> subprocess.CompletedProcess[str]:
     """Run a command on a host, from login, over SSH."""
     return box.login.run([*SSH, *options, *IMPATIENT, name, command], user=user, check=False)
 
@@ -69,7 +67,8 @@ def asleep(box: Box) -> Iterator[Host]:
 # --- hosts
 
 
-def test_a_user_reaches_every_host_by_name_with_keys_checked(box: Box) -> None:
+def test_box_host_is_reachable_by_name_and_key(box: Box) -> None:
+    """A user reaches every host by its name, and host keys are checked."""
     names = [host.name for host in box.nodes]
     assert names == [f"node{number}" for number in range(1, 9)]
     assert [says(box, name, "hostname") for name in names] == names
@@ -90,19 +89,20 @@ def test_hosts_share_neither_files_nor_processes_nor_boots(box: Box) -> None:
     assert all(int(says(box, host.name, count)) < 15 for host in box.nodes)
 
 
-def test_this_python_and_this_repository_are_seen_on_hosts(box: Box) -> None:
+def test_box_host_sees_this_python_and_repository(box: Box) -> None:
     code = "import orchestrator, torch; print(orchestrator.__file__)"
     found = says(box, "node2", f"cd {REPOSITORY} && {sys.executable} -c '{code}'")
     assert found == str(REPOSITORY / "orchestrator/__init__.py")
 
 
-def test_a_home_can_be_shared() -> None:
+def test_box_hosts_can_share_home_folder() -> None:
     with Box(2, shared_home=True) as box:
         says(box, "node1", "echo hello > ~/note")
         assert says(box, "node2", "cat ~/note") == "hello"
 
 
-def test_two_boxes_do_not_meet(box: Box) -> None:
+def test_two_boxes_are_isolated(box: Box) -> None:
+    """Two boxes do not reach each other."""
     with Box(1) as other:
         other.login.write("/home/trainer/other", "")
         assert not box.login.path("/home/trainer/other").exists()
@@ -112,7 +112,8 @@ def test_two_boxes_do_not_meet(box: Box) -> None:
         assert says(box, "node1", "hostname") == "node1"
 
 
-def test_a_command_that_takes_too_long_is_ended_with_all_it_started(box: Box) -> None:
+def test_box_command_timeout_kills_all_its_processes(box: Box) -> None:
+    """A command that exceeds its time limit is ended with all processes that it started."""
     with pytest.raises(subprocess.TimeoutExpired):
         box.login.run(["sh", "-c", f"{' '.join(SLEEPER)} & wait"], limit_s=0.3)
     wait_for(lambda: not sleepers(box.login), "the end of it")
@@ -121,7 +122,8 @@ def test_a_command_that_takes_too_long_is_ended_with_all_it_started(box: Box) ->
 # --- wires
 
 
-def test_a_cut_host_is_silent_and_comes_back(box: Box) -> None:
+def test_cut_host_is_silent_until_healed(box: Box) -> None:
+    """A host that is cut off does not answer, and answers again once it is healed."""
     box.cut("node3")
     done = ssh(box, "node3", "true")
     assert done.returncode == 255 and "timed out" in done.stderr
@@ -130,7 +132,8 @@ def test_a_cut_host_is_silent_and_comes_back(box: Box) -> None:
     assert says(box, "node3", "hostname") == "node3"
 
 
-def test_two_hosts_can_be_cut_from_one_another_alone(box: Box) -> None:
+def test_cutting_two_hosts_leaves_other_links_open(box: Box) -> None:
+    """Two hosts can be cut off from one another only."""
     one, other, third = box.host("node1"), box.host("node2"), box.host("node3")
     box.cut_between("node1", "node2")
     assert not reaches(one, other.address) and not reaches(other, one.address)
@@ -139,7 +142,8 @@ def test_two_hosts_can_be_cut_from_one_another_alone(box: Box) -> None:
     assert reaches(one, other.address)
 
 
-def test_behind_a_bastion_hosts_are_reached_through_it_alone(box: Box) -> None:
+def test_bastion_is_only_way_to_its_hosts(box: Box) -> None:
+    """Hosts behind a bastion can be reached only through it."""
     box.bastion("node1")
     assert ssh(box, "node2", "true").returncode == 255
     assert says(box, "node1", "hostname") == "node1"
@@ -166,7 +170,8 @@ def test_every_host_has_the_same_docker_bridge(box: Box) -> None:
         end(listener)
 
 
-def test_a_host_may_think_that_its_name_is_loopback(box: Box) -> None:
+def test_host_name_can_resolve_to_loopback(box: Box) -> None:
+    """A host may resolve its own name to a loopback address."""
     box.name_is_loopback("node6")
     code = f"{sys.executable} -c 'import socket; print(socket.gethostbyname(socket.gethostname()))'"
     assert says(box, "node6", code) == "127.0.1.1"
@@ -177,7 +182,8 @@ def test_a_host_may_think_that_its_name_is_loopback(box: Box) -> None:
 # --- power and processes
 
 
-def test_a_host_without_power_loses_all_but_its_disk(box: Box, asleep: Host) -> None:
+def test_power_loss_keeps_only_the_disk(box: Box, asleep: Host) -> None:
+    """A host that loses power loses everything but its disk."""
     boot = says(box, "node4", "echo kept > ~/kept; cat /proc/sys/kernel/random/boot_id")
     box.second_network()
     procs = inside({asleep.namespaces["pid"]})
@@ -232,14 +238,16 @@ def session(box: Box) -> Iterator[subprocess.Popen[bytes]]:
     box.kill_all("node5", "trainer")
 
 
-def test_broken_sessions_end_and_what_ran_in_them_goes_on(box: Box, session: subprocess.Popen[bytes]) -> None:
+def test_broken_session_ends_but_its_processes_continue(box: Box, session: subprocess.Popen[bytes]) -> None:
+    """Broken sessions end, and what ran in them keeps running."""
     assert len(box.host("node5").sessions()) == 2
     box.break_ssh("node5")
     assert session.wait(REACH_S_MAX) == 255
     assert says(box, "node5", "hostname") == "node5"
 
 
-def test_a_stalled_session_stays_and_says_nothing(box: Box, session: subprocess.Popen[bytes]) -> None:
+def test_stalled_session_stays_open_without_output(box: Box, session: subprocess.Popen[bytes]) -> None:
+    """A stalled session stays open and prints nothing."""
     assert session.stdin and session.stdout
     box.stall_ssh("node5")
     session.stdin.write(b"more\n")
@@ -251,9 +259,8 @@ def test_a_stalled_session_stays_and_says_nothing(box: Box, session: subprocess.
     wait_for(lambda: session.stdout is not None and session.stdout.read() == b"more\n", "the answer")
 
 
-def test_without_sshd_sessions_go_on_and_new_ones_are_refused(
-    box: Box, session: subprocess.Popen[bytes]
-) -> None:
+def test_stopped_sshd_keeps_sessions_but_refuses_new_ones(box: Box, session: subprocess.Popen[bytes]) -> None:
+    """Without sshd, open sessions continue and new ones are refused."""
     box.stop_sshd("node5")
     assert "refused" in ssh(box, "node5", "true").stderr
     assert session.poll() is None
@@ -263,7 +270,8 @@ def test_without_sshd_sessions_go_on_and_new_ones_are_refused(
     assert session.wait(REACH_S_MAX) == 255
 
 
-def test_a_hanging_sshd_never_says_who_it_is(box: Box) -> None:
+def test_hanging_sshd_sends_no_banner(box: Box) -> None:
+    """A hanging sshd never identifies itself."""
     box.hang_sshd("node5")
     done = ssh(box, "node5", "true")
     assert done.returncode == 255 and "banner" in done.stderr
@@ -316,10 +324,9 @@ OWNER = """
 """
 
 
-def test_a_box_dies_with_its_owner_and_the_next_sweeps_it_away(can_have_hosts: None) -> None:
-    owner = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(OWNER)], cwd=REPOSITORY, stdout=subprocess.PIPE
-    )
+def test_box_dies_with_owner_and_is_swept_later(can_have_hosts: None) -> None:
+    """A box dies with its owner, and the next box removes its leftovers."""
+    owner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(OWNER)], cwd=REPOSITORY, stdout=subprocess.PIPE)
     try:
         assert owner.stdout
         state, procs = json.loads(owner.stdout.readline())

@@ -63,8 +63,7 @@ def test_healthy_hosts_have_no_finding(desk: Desk) -> None:
     lines = done.stdout.splitlines()
     assert all(line.startswith("ok ") for line in lines) and len(lines) <= 12
     assert (
-        "1 pair of nodes reach each other" in done.stdout
-        and "all-reduce over 2 nodes with gloo works" in done.stdout
+        "1 pair of nodes reach each other" in done.stdout and "all-reduce over 2 nodes with gloo works" in done.stdout
     )
 
 
@@ -95,7 +94,7 @@ def break_disks(box: Box) -> None:
         box.mount_small(name, "/saved", "64m")
 
 
-def test_gpus_imports_versions_and_disks_are_named_with_their_hosts(small: Desk, box: Box) -> None:
+def test_check_reports_gpus_imports_versions_disks_by_host(small: Desk, box: Box) -> None:
     break_gpus(box)
     break_disks(box)
     for host in box.nodes[:3]:
@@ -132,7 +131,7 @@ def test_code_that_does_not_compile_fails_the_check(small: Desk) -> None:
     assert found[0]["found"].startswith("node1: train.py:2: SyntaxError")
 
 
-def test_two_hosts_that_do_not_reach_each_other_are_named(small: Desk, box: Box) -> None:
+def test_check_names_two_hosts_without_connection(small: Desk, box: Box) -> None:
     box.cut_between("node2", "node4")
     code, found = check(small)
     assert only(found, "network", "error", "node2", "node4").startswith(
@@ -142,7 +141,7 @@ def test_two_hosts_that_do_not_reach_each_other_are_named(small: Desk, box: Box)
     assert code == 0, "three hosts are enough"
 
 
-def test_a_closed_range_of_ports_is_named_with_its_fix(small: Desk, box: Box) -> None:
+def test_check_closed_port_range_gets_a_fix(small: Desk, box: Box) -> None:
     box.block_ports(20000, 29999)
     code, found = check(small, ssh={"hosts": "node[1-2]"}, nodes=2)
     assert only(found, "network", "error", "node1", "node2").startswith(
@@ -151,7 +150,7 @@ def test_a_closed_range_of_ports_is_named_with_its_fix(small: Desk, box: Box) ->
     assert "rendezvous.port" in found[0]["fix"] and code == 3
 
 
-def test_a_slow_wire_and_the_host_with_which_an_all_reduce_fails_are_named(small: Desk, box: Box) -> None:
+def test_check_names_slow_network_and_failing_host(small: Desk, box: Box) -> None:
     box.slow_wire("node4", 50)
     broken = "import torch.distributed as d\n\ndef fail(*args):\n    raise RuntimeError('ring is broken')\n\nd.all_reduce = fail\n"
     box.host("node3").write(f"{EXTRA}/sitecustomize.py", broken, user="trainer")
@@ -168,20 +167,17 @@ def test_a_slow_wire_and_the_host_with_which_an_all_reduce_fails_are_named(small
     assert code == 0, "three hosts are enough"
 
 
-def test_a_sum_is_not_made_on_gpus_that_another_job_holds(small: Desk, box: Box) -> None:
+def test_check_skips_all_reduce_on_gpus_in_use(small: Desk, box: Box) -> None:
+    """No all-reduce runs on GPUs that another job holds."""
     break_gpus(box)
-    seen = TORCH["torch/__init__.py"].replace(
-        "device_count = staticmethod(lambda: 0)", "device_count = lambda: 1"
-    )
+    seen = TORCH["torch/__init__.py"].replace("device_count = staticmethod(lambda: 0)", "device_count = lambda: 1")
     for host in box.nodes:
         host.write(f"{EXTRA}/torch/__init__.py", seen, user="trainer")
     spec: dict[str, Any] = {"gpus_per_node": 1, "procs_per_node": 1, "ssh": {"hosts": "node[1-2]"}}
     try:
         job = small.submit({**FAKE_TORCH, "train.py": STEPPER + "run(100_000)\n"}, nodes=1, **spec)
         job.wait_for_step(1)
-        done = small.orch(
-            "check", small.write(SCRIPT, nodes=2, env={"PYTHONPATH": EXTRA}, **spec), check=False
-        )
+        done = small.orch("check", small.write(SCRIPT, nodes=2, env={"PYTHONPATH": EXTRA}, **spec), check=False)
     finally:
         for host in box.nodes:
             host.path("/home/trainer/.bashrc").unlink()
@@ -191,9 +187,8 @@ def test_a_sum_is_not_made_on_gpus_that_another_job_holds(small: Desk, box: Box)
 
 
 @pytest.mark.soak
-def test_a_lost_host_is_remembered_set_aside_and_taken_again_after_a_passed_check(
-    small: Desk, box: Box
-) -> None:
+def test_lost_host_is_avoided_until_check_passes(small: Desk, box: Box) -> None:
+    """A lost host is remembered and avoided, and used again after it passes a check."""
     files = {**FAKE_TORCH, "train.py": STEPPER + "run(60, each_s=0.05)\n"}
     job = small.submit(files, nodes=2, ssh={"hosts": "node[1-4]"}, restart={"max": 3})
     job.wait_for_step(5)

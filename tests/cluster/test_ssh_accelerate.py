@@ -24,12 +24,11 @@ print("found", *(os.environ.get(name) for name in names), flush=True)
 """
 
 
-def test_a_host_computes_the_environment_from_the_code_that_it_has(desk: Desk) -> None:
+def test_accelerate_environment_is_computed_on_the_host(desk: Desk) -> None:
+    """A host computes the environment from its own copy of the code."""
     spec: dict[str, Any] = {"nodes": 1, "ssh": {"hosts": "node1"}, "env": {"FSDP_OFFLOAD_PARAMS": "mine"}}
     files = {"train.py": SCRIPT, "conf/fsdp.yaml": json.dumps(CONFIG)}
-    job = desk.submit(
-        files, entrypoint=None, launch="accelerate launch --config_file conf/fsdp.yaml train.py", **spec
-    )
+    job = desk.submit(files, entrypoint=None, launch="accelerate launch --config_file conf/fsdp.yaml train.py", **spec)
     assert job.wait()["state"] == "SUCCEEDED", job.story()
     for rank in range(2):
         assert f"found {rank} bf16 true 2 mine" in job.log(rank)
@@ -41,7 +40,8 @@ echo "over on $SLURM_NODEID of $(scontrol show hostnames "$SLURM_JOB_NODELIST" |
 """
 
 
-def test_hosts_run_a_script_once_and_its_launcher_calls_as_gangs_that_come_back(desk: Desk) -> None:
+def test_script_runs_once_and_launched_gangs_restart(desk: Desk) -> None:
+    """Hosts run a script once; its launcher calls are gangs that are restarted."""
     job = desk.submit(
         LAUNCHED,
         entrypoint=None,

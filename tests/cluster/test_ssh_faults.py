@@ -84,7 +84,7 @@ def assert_unharmed(job: Job, ranks: int = 4) -> None:
 
 
 @pytest.mark.soak
-def test_a_host_lost_for_good_is_replaced_by_another_free_one(desk: Desk, box: Box) -> None:
+def test_permanently_lost_host_is_replaced_by_free_one(desk: Desk, box: Box) -> None:
     job = gated(desk, ssh={"hosts": "node[1-3]"})
     job.wait_for_step(50)
     job.until(lambda seen: seen["checkpoint"] is not None, "a checkpoint at home")
@@ -99,7 +99,7 @@ def test_a_host_lost_for_good_is_replaced_by_another_free_one(desk: Desk, box: B
 
 
 @pytest.mark.soak
-def test_a_host_that_comes_back_in_time_is_used_again(desk: Desk, box: Box) -> None:
+def test_host_back_in_time_is_used_again(desk: Desk, box: Box) -> None:
     job = gated(desk, monitor={"heartbeat_s": 0.2, "node_timeout": 20})
     job.wait_for_step(50)
     box.power_off("node2")
@@ -110,7 +110,8 @@ def test_a_host_that_comes_back_in_time_is_used_again(desk: Desk, box: Box) -> N
     assert job.placed() == ["node1", "node2"]
 
 
-def test_a_partitioned_host_has_fenced_its_ranks_before_others_take_over(desk: Desk, box: Box) -> None:
+def test_partitioned_host_fences_ranks_before_replacement_starts(desk: Desk, box: Box) -> None:
+    """A partitioned host has fenced its ranks before others take over."""
     job = gated(desk, ssh={"hosts": "node[1-3]"}, spares=1, setup=["echo set up"])
     job.wait_for_step(50)
     box.cut("node2")
@@ -125,7 +126,7 @@ def test_a_partitioned_host_has_fenced_its_ranks_before_others_take_over(desk: D
 
 
 @pytest.mark.soak
-def test_all_processes_of_a_host_killed_cost_one_restart(desk: Desk, box: Box) -> None:
+def test_killing_all_processes_of_host_costs_one_restart(desk: Desk, box: Box) -> None:
     job = gated(desk)
     job.wait_for_step(50)
     box.kill_all("node2", "trainer")
@@ -148,9 +149,8 @@ def test_a_restarted_sshd_disturbs_nothing(desk: Desk, box: Box) -> None:
     assert_unharmed(job)
 
 
-def test_a_killed_supervisor_a_stopped_sshd_and_a_closed_laptop_harm_no_rank_and_lose_no_line(
-    desk: Desk, box: Box
-) -> None:
+def test_killed_supervisor_sshd_and_laptop_lose_no_line(desk: Desk, box: Box) -> None:
+    """A killed supervisor, a stopped sshd and a closed laptop harm no rank and lose no log line."""
     job = gated(desk)
     job.wait_for_step(50)
     for _ in range(2):
@@ -185,9 +185,8 @@ def test_a_cancel_ends_the_ranks_on_all_hosts(desk: Desk) -> None:
     assert job.wait()["state"] == "CANCELLED"
 
 
-def test_a_host_lost_for_good_fails_the_job_by_name_and_is_dismissed_and_collected_from_when_it_comes_back(
-    desk: Desk, box: Box
-) -> None:
+def test_permanently_lost_host_fails_job_then_is_released(desk: Desk, box: Box) -> None:
+    """A lost host fails the job by name; when it comes back, it is released and its files are collected."""
     job = gated(desk)
     job.wait_for_step(50)
     job.wait_for_line("waits", rank=3)
@@ -209,7 +208,7 @@ def test_a_host_lost_for_good_fails_the_job_by_name_and_is_dismissed_and_collect
     wait_for(lambda: not desk.at_work(), "silence on all hosts")
 
 
-def test_hosts_that_do_not_reach_one_another_are_named_with_their_addresses(desk: Desk, box: Box) -> None:
+def test_hosts_without_mutual_route_are_named_with_addresses(desk: Desk, box: Box) -> None:
     box.cut_between("node1", "node2")
     job = gated(desk, restart={"max": 0, "backoff": 0})
     status = job.wait()

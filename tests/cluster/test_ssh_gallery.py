@@ -10,5 +10,5 @@ from tests.support.cluster.desk import Desk
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", examples.FRAMEWORKS)
-def test_a_framework_s_job_goes_on_from_what_two_hosts_have_saved(desk: Desk, name: str) -> None:
+def test_framework_job_resumes_from_checkpoints_of_two_hosts(desk: Desk, name: str) -> None:
     examples.assert_goes_on(desk, name)

@@ -16,9 +16,8 @@ FOUND_S_MAX = 37.0
 """A hang timeout of 12 s, and what a busy machine adds."""
 
 
-def test_hosts_that_lose_each_other_while_both_are_heard_are_a_hang_of_the_network(
-    desk: Desk, box: Box
-) -> None:
+def test_mutually_unreachable_hosts_are_a_network_hang(desk: Desk, box: Box) -> None:
+    """Hosts that lose each other while the supervisor hears both are a network hang."""
     monitor = {"heartbeat_s": 1.0, "node_timeout": 60, "hang_timeout": "12s"}
     job = desk.submit({"train.py": LONG_TRAINING}, procs_per_node=1, start="fresh", monitor=monitor)
     job.wait_for_step(100)
@@ -32,7 +31,8 @@ def test_hosts_that_lose_each_other_while_both_are_heard_are_a_hang_of_the_netwo
     assert verdict["detected_s"] < FOUND_S_MAX
 
 
-def test_a_rank_that_reads_a_fifo_is_named_with_its_line_and_all_pages_come_home(desk: Desk) -> None:
+def test_rank_reading_fifo_is_named_with_evidence(desk: Desk) -> None:
+    """A rank that reads a FIFO is named with its line, and all stack dumps are fetched."""
     job = hanging.reading_a_fifo(desk)
     hanging.assert_stacks_tell_and_change_nothing(job)
     hanging.assert_judged_and_mended(job)

@@ -33,20 +33,20 @@ def three(desk: Desk, **ssh: object) -> Job:
 
 
 @pytest.mark.soak
-def test_a_changed_host_key_refuses_that_host(desk: Desk, box: Box) -> None:
+def test_changed_host_key_is_refused(desk: Desk, box: Box) -> None:
     box.change_host_key("node2")
     assert_goes_on_without_node2(three(desk), "host key", "ssh-keygen .*-R", "known_hosts")
 
 
 @pytest.mark.soak
-def test_an_unknown_host_key_is_learnt_when_that_is_wished(desk: Desk, box: Box) -> None:
+def test_unknown_host_key_is_learnt_if_allowed(desk: Desk, box: Box) -> None:
     box.forget_host_key("node2")
     job = desk.submit(SHORT, ssh={"hosts": "node[1-2]", "host_keys": "accept-new"})
     assert job.wait()["state"] == "SUCCEEDED"
     box.login.run(["ssh-keygen", "-F", "node2"], user="trainer")  # ends with 1 where it is not known
 
 
-def test_a_job_that_needs_a_refused_host_fails_with_the_reason(desk: Desk, box: Box) -> None:
+def test_job_needing_refused_host_fails_with_reason(desk: Desk, box: Box) -> None:
     box.change_host_key("node2")
     job = desk.submit(SHORT)
     status = job.wait()
@@ -58,9 +58,8 @@ def test_a_job_that_needs_a_refused_host_fails_with_the_reason(desk: Desk, box: 
     assert planned.returncode == 3 and "1 host can be used, 2 needed" in planned.stdout
 
 
-def test_hosts_that_do_not_exist_or_answer_and_then_hang_do_not_hold_up_the_others(
-    desk: Desk, box: Box
-) -> None:
+def test_missing_or_hanging_hosts_do_not_delay_others(desk: Desk, box: Box) -> None:
+    """Hosts that do not exist, or that answer and then hang, do not delay the others."""
     box.hang_sshd("node2")
     job = desk.submit(SHORT, ssh={"hosts": ["nosuch", "node[1-3]"]})
     assert job.wait()["state"] == "SUCCEEDED"
@@ -69,7 +68,7 @@ def test_hosts_that_do_not_exist_or_answer_and_then_hang_do_not_hold_up_the_othe
 
 
 @pytest.mark.soak
-def test_any_login_shell_will_do(desk: Desk, box: Box) -> None:
+def test_any_login_shell_works(desk: Desk, box: Box) -> None:
     passwd = box.host("node2").path("/etc/passwd")
     before = passwd.read_text()
     passwd.write_text(before.replace("/home/trainer:/bin/bash", "/home/trainer:/bin/dash"))
@@ -93,7 +92,8 @@ def test_hosts_behind_a_bastion_are_reached_through_it(desk: Desk, box: Box) -> 
 # --- two jobs
 
 
-def test_jobs_that_want_the_same_hosts_follow_one_another_whoever_they_are_of(desk: Desk, box: Box) -> None:
+def test_jobs_of_all_users_queue_for_hosts(desk: Desk, box: Box) -> None:
+    """Jobs that want the same hosts run one after another, whichever user they belong to."""
     homes = {user: f"{USERS[user].home}/desk/hosts" for user in ("trainer", "root")}
     for user, path in homes.items():
         box.login.write(path, "node[1-2] slots=2\n", user=user)
@@ -112,9 +112,7 @@ def test_jobs_that_want_the_same_hosts_follow_one_another_whoever_they_are_of(de
         assert not job.wait_for_state("QUEUED")["step"]
         job.until(lambda seen: "trainer" in str(seen) and first.id in str(seen), "the name of the holder")
     told = desk.orch("nodes", "--free").stdout
-    assert re.search(
-        rf"node1 +0 of 2 slots +slots 0, 1 by job {first.id} of trainer, pid \d+, since 20", told
-    ), told
+    assert re.search(rf"node1 +0 of 2 slots +slots 0, 1 by job {first.id} of trainer, pid \d+, since 20", told), told
     assert f"waiting  {second.id}: " in told
     third = desk.submit(SHORT, ssh=ssh, name="third")
     third.until(lambda seen: second.id in str(seen), "the name of the job before it")
@@ -126,7 +124,7 @@ def test_jobs_that_want_the_same_hosts_follow_one_another_whoever_they_are_of(de
 
 
 @pytest.mark.soak
-def test_two_jobs_share_hosts_that_are_enough_for_both(desk: Desk) -> None:
+def test_two_jobs_share_hosts_with_enough_gpus(desk: Desk) -> None:
     desk.box.login.write("/home/trainer/desk/hosts", "node[1-4] slots=2\n", user="trainer")
     ssh = {"hosts": [], "hosts_file": "/home/trainer/desk/hosts"}
     first = desk.submit(FOREVER, ssh=ssh, name="first")
@@ -141,13 +139,12 @@ def test_two_jobs_share_hosts_that_are_enough_for_both(desk: Desk) -> None:
 # --- what is left, and what is told before
 
 
-def test_a_job_leaves_nothing_on_a_host_but_its_folder_and_clean_takes_that(desk: Desk, box: Box) -> None:
+def test_job_leaves_only_folder_that_clean_removes(desk: Desk, box: Box) -> None:
+    """A job leaves nothing on a host but its folder, and orch clean removes that."""
     host = box.host("node1")
 
     def files() -> set[str]:
-        found = host.run(
-            ["find", "/home", "/tmp", "/dev/shm", "/run", "/var/tmp/nosuch", "-xdev"], check=False
-        )
+        found = host.run(["find", "/home", "/tmp", "/dev/shm", "/run", "/var/tmp/nosuch", "-xdev"], check=False)
         return set(found.stdout.splitlines())
 
     before = files()
@@ -161,7 +158,8 @@ def test_a_job_leaves_nothing_on_a_host_but_its_folder_and_clean_takes_that(desk
     assert not job.on_host("node1").root.exists() and not job.on_host("node2").root.exists()
 
 
-def test_check_names_each_hosts_faults_and_starts_nothing(desk: Desk, box: Box) -> None:
+def test_check_names_faults_of_each_host_without_starting(desk: Desk, box: Box) -> None:
+    """orch check names each host's faults and starts nothing."""
     box.change_host_key("node2")
     box.no_forwarding("node3")
     path = desk.write(SHORT, nodes=3, ssh={"hosts": "node[1-3]"}, env=install(box.nodes[:3]))
@@ -176,7 +174,8 @@ def test_check_names_each_hosts_faults_and_starts_nothing(desk: Desk, box: Box) 
 DUMP = "import json, os\nprint(json.dumps(dict(os.environ)), flush=True)\n"
 
 
-def test_what_orch_plan_says_of_hosts_is_what_their_ranks_get(desk: Desk, box: Box) -> None:
+def test_plan_of_hosts_matches_what_ranks_get(desk: Desk, box: Box) -> None:
+    """Ranks get exactly what orch plan says about their hosts."""
     box.change_host_key("node2")
     path = desk.write({"train.py": DUMP}, ssh={"hosts": "node[1-3]"}, env={"NCCL_DEBUG": "INFO"})
     data = json.loads(desk.orch("plan", path, "--json").stdout)

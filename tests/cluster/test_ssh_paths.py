@@ -6,7 +6,7 @@ from tests.support.cluster.desk import Desk
 from tests.support.cluster.own_resume import FILES
 
 
-def test_each_host_has_its_own_working_folder_and_paths(desk: Desk) -> None:
+def test_each_host_has_its_own_working_folder_paths(desk: Desk) -> None:
     job = desk.submit(
         FILES, entrypoint="train.py --dies {checkpoint_dir} $ORCH_CHECKPOINT_DIR", nodes=2, procs_per_node=1,
         ssh={"hosts": "node[1-2]"},
@@ -20,7 +20,7 @@ def test_each_host_has_its_own_working_folder_and_paths(desk: Desk) -> None:
     assert job.why()[1]["began_from"]["path"].endswith("snapshot.pt")
 
 
-def test_a_named_file_of_the_working_folder_goes_on_on_a_host_that_had_none(desk: Desk) -> None:
+def test_named_working_folder_file_resumes_on_new_host(desk: Desk) -> None:
     job = desk.submit(
         FILES, entrypoint="train.py --one", nodes=2, procs_per_node=1, ssh={"hosts": "node[1-2]"}, env={"STEPS": "200"},
         checkpoint={"path": "{job_dir}/code/snapshot.pt", "resume_args": "--from={path}"},

@@ -50,7 +50,7 @@ def undisturbed(desk: Desk, nodes: int) -> str:
 
 
 @pytest.mark.soak
-def test_a_gpt_trains_on_four_hosts_with_two_ranks_each(desk: Desk) -> None:
+def test_gpt_trains_on_four_hosts_with_two_ranks(desk: Desk) -> None:
     job = train(desk, 4, "node[1-4]")
     status = job.wait()
     assert (status["state"], status["world_size"], status["restarts"]) == ("SUCCEEDED", 8, 0)
@@ -66,7 +66,8 @@ def test_a_gpt_trains_on_four_hosts_with_two_ranks_each(desk: Desk) -> None:
 
 
 @pytest.mark.soak
-def test_ssh_cut_and_healed_changes_neither_the_weights_nor_a_line_of_the_logs(desk: Desk, box: Box) -> None:
+def test_ssh_cut_changes_neither_weights_nor_logs(desk: Desk, box: Box) -> None:
+    """An SSH connection that is cut and healed changes neither the weights nor a log line."""
     wanted = undisturbed(desk, 4)
     job = train(desk, 4, "node[1-4]", pace_s=0.1)
     job.wait_for_step(5)
@@ -85,7 +86,8 @@ def test_ssh_cut_and_healed_changes_neither_the_weights_nor_a_line_of_the_logs(d
 
 
 @pytest.mark.soak
-def test_a_host_lost_for_good_is_replaced_by_the_spare_with_the_same_weights(desk: Desk, box: Box) -> None:
+def test_spare_host_reaches_the_same_weights(desk: Desk, box: Box) -> None:
+    """A host lost for good is replaced by the spare, and the weights are the same."""
     wanted = undisturbed(desk, 2)
     job = train(desk, 2, "node[1-3]", spares=1, pace_s=0.1)
     job.wait_for_step(25)
@@ -127,7 +129,8 @@ dist.destroy_process_group()
 )
 
 
-def test_what_several_hosts_saved_in_parts_goes_on_whole_on_others(desk: Desk, box: Box) -> None:
+def test_sharded_checkpoint_resumes_complete_on_other_hosts(desk: Desk, box: Box) -> None:
+    """A checkpoint that several hosts saved in parts is resumed complete on other hosts."""
     job = desk.submit(
         {"train.py": SAVES_IN_PARTS}, entrypoint="train.py", nodes=2, procs_per_node=1, spares=1,
         ssh={"hosts": "node[1-3]"}, monitor={"heartbeat_s": 1, "node_timeout": "auto"},
@@ -135,9 +138,7 @@ def test_what_several_hosts_saved_in_parts_goes_on_whole_on_others(desk: Desk, b
     job.until(lambda seen: (seen["checkpoint"] or {"step": 0})["step"] >= 20, "the second checkpoint at home")
     box.cut("node2")
     cut_s = time.monotonic()
-    job.until(
-        lambda seen: seen["attempt"] == 2 and (seen["ranks"][0]["step"] or 0) > 20, "a step without node2"
-    )
+    job.until(lambda seen: seen["attempt"] == 2 and (seen["ranks"][0]["step"] or 0) > 20, "a step without node2")
     assert time.monotonic() - cut_s < LOST_S_MAX, job.story()
     status = job.wait()
     assert (status["state"], status["restarts"]) == ("SUCCEEDED", 1), job.story()
@@ -154,9 +155,8 @@ def test_what_several_hosts_saved_in_parts_goes_on_whole_on_others(desk: Desk, b
 
 
 @pytest.mark.soak
-def test_a_host_that_is_reset_within_an_overwriting_save_costs_only_the_steps_since_the_one_before(
-    desk: Desk, box: Box
-) -> None:
+def test_host_reset_during_overwrite_resumes_from_previous_checkpoint(desk: Desk, box: Box) -> None:
+    """A host that is reset while it overwrites a checkpoint costs the steps since the one before."""
     files, fields = {"train.py": overwriting.SCRIPT}, {**overwriting.FIELDS, "ssh": {"hosts": "node[1-2]"}}
     calm = desk.submit(files, env=overwriting.CALM, **fields)
     assert calm.wait()["state"] == "SUCCEEDED", calm.story()
@@ -182,7 +182,7 @@ dist.destroy_process_group()
 """
 
 
-def test_ranks_meet_on_the_network_on_which_hosts_reach_one_another(desk: Desk, box: Box) -> None:
+def test_ranks_rendezvous_on_network_shared_by_hosts(desk: Desk, box: Box) -> None:
     box.second_network(only=True)
     box.docker_bridges()
     for name in ("node1", "node2"):
@@ -192,7 +192,7 @@ def test_ranks_meet_on_the_network_on_which_hosts_reach_one_another(desk: Desk, 
     assert [job.log(rank) for rank in (0, 1)] == ["sum 2\n"] * 2
 
 
-def test_the_example_job_runs_on_hosts_as_it_is(desk: Desk) -> None:
+def test_example_job_runs_on_hosts_unchanged(desk: Desk) -> None:
     files = {"hello.py": (REPOSITORY / "jobs/hello.py").read_text()}
     job = desk.submit(
         files,

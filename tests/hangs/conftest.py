@@ -51,7 +51,5 @@ def as_params(entries: Sequence[Entry], one_in: Callable[[Entry], int]) -> list[
 def _commit() -> str:
     """Return the hash of the commit, or nothing where this is not a checkout."""
     argv = ["git", "rev-parse", "HEAD"]
-    done = subprocess.run(
-        argv, cwd=Path(__file__).parent, capture_output=True, text=True, check=False, timeout=10
-    )
+    done = subprocess.run(argv, cwd=Path(__file__).parent, capture_output=True, text=True, check=False, timeout=10)
     return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""What looks like a hang and is none? Data only: `test_innocents.py` reads it.
+"""What looks like a hang and is none? Data only: `test_healthy_jobs.py` reads it.
 
 Each must end SUCCEEDED in its first attempt, without a verdict and without a notice. The ranks of a case that takes
 part in a training go on to train after it, so what was interrupted is whole.

@@ -68,9 +68,7 @@ class Runs:
     side_by_side: int
     limit_s: Callable[[Any], float]
     tend: Mapping[str, Callable[[Sight], None]] = field(default_factory=dict)
-    pythons: Mapping[str, Path] = field(
-        default_factory=dict
-    )  # which Python runs a job, its supervisor and agents
+    pythons: Mapping[str, Path] = field(default_factory=dict)  # which Python runs a job, its supervisor and agents
     begun: dict[str, Run] = field(default_factory=dict)
 
     def result(self, name: str) -> Sight:

@@ -38,7 +38,7 @@ def gallery(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("entry", as_params(CASES, lambda entry: 3 if is_of_collectives(entry) else 12))
-def test_a_hang_is_found_in_time_and_its_culprit_named(gallery: Runs, entry: Case) -> None:
+def test_hang_is_found_in_time_and_culprit_named(gallery: Runs, entry: Case) -> None:
     job = gallery.result(entry.name)
     _assert_judged(job, entry)
     ends = ("SUCCEEDED", [entry.kind, None]) if is_restarted(entry) else ("FAILED", [entry.kind])
@@ -82,9 +82,7 @@ def _assert_seen_before_it_was_killed(job: Sight) -> None:
     before = news[: next(at for at, one in enumerate(news) if isinstance(one, d.Judge))]
     inspected = [one for one in before if isinstance(one.report, Inspected)]
     assert {one.node for one in inspected} == {"node-0", "node-1"}
-    gone = {
-        one.report.rank for one in before if isinstance(one.report, Exited)
-    }  # perhaps in the moment of the look
+    gone = {one.report.rank for one in before if isinstance(one.report, Exited)}  # perhaps in the moment of the look
     looks = [look for one in inspected for look in one.report.ranks]
     looked = {f"rank-{look.rank:05d}" for look in looks if look.rank not in gone}
     pages = {path.name[:10] for path in job.job.folder.evidence(1).glob("rank-*")}

@@ -62,7 +62,8 @@ def _spec(desk: Desk, script: str, **fields: Any) -> str:
     return "job.yaml"
 
 
-def test_submit_for_programs_prints_one_object_and_status_its_end(desk: Desk, orch: Type) -> None:
+def test_submit_json_is_one_object(desk: Desk, orch: Type) -> None:
+    """Submit with --json prints one object, and status with --json shows the end."""
     done = orch("submit", _spec(desk, "print('hi')"), "--json")
     told = json.loads(done.stdout)
     assert (list(told), done.returncode) == (["id", "name", "dir", "state", "new"], 0)
@@ -72,7 +73,7 @@ def test_submit_for_programs_prints_one_object_and_status_its_end(desk: Desk, or
     assert (status["id"], status["state"], status["world_size"]) == (told["id"], "SUCCEEDED", 2)
 
 
-def test_follow_ends_with_the_jobs_own_end(desk: Desk, orch: Type) -> None:
+def test_follow_exits_when_the_job_ends(desk: Desk, orch: Type) -> None:
     good = orch("submit", _spec(desk, "import os; print('rank', os.environ['RANK'])"), "--follow")
     assert good.returncode == 0
     assert "[rank 0] rank 0" in good.stdout and "SUCCEEDED  attempt 1" in good.stdout
@@ -83,7 +84,7 @@ def test_follow_ends_with_the_jobs_own_end(desk: Desk, orch: Type) -> None:
     assert "RuntimeError: no luck at train.py:1" in why.stdout and "orch resume t-" in why.stdout
 
 
-def test_follow_for_programs_prints_a_line_of_json_for_each_change(desk: Desk, orch: Type) -> None:
+def test_follow_json_prints_one_line_per_change(desk: Desk, orch: Type) -> None:
     done = orch("submit", _spec(desk, "print('hi')"), "--follow", "--json")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0
@@ -91,14 +92,13 @@ def test_follow_for_programs_prints_a_line_of_json_for_each_change(desk: Desk, o
     assert lines[-1]["state"] == "SUCCEEDED" and {line["id"] for line in lines} == {lines[0]["id"]}
 
 
-def test_ctrl_c_while_following_leaves_the_job_running_and_says_how_to_come_back(desk: Desk) -> None:
+def test_follow_ctrl_c_keeps_job_with_reattach_hint(desk: Desk) -> None:
+    """Ctrl-C while following keeps the job running and shows how to reattach."""
     argv = _argv("submit", _spec(desk, COUNT), "--follow")
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(desk.folder)
-        signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        )  # whoever runs the tests in the background has it ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever runs the tests in the background has it ignored
         os.execve(argv[0], argv, {**desk.environ, "TERM": "xterm"})
     seen = _read_until(terminal, b"line 5")
     os.write(terminal, b"\x03")
@@ -128,7 +128,8 @@ def _read_until(terminal: int, word: bytes) -> bytes:
     return seen
 
 
-def test_a_reader_that_leaves_a_followed_job_has_not_seen_its_success(desk: Desk) -> None:
+def test_closed_pipe_of_follow_is_not_success(desk: Desk) -> None:
+    """A reader that closes the pipe of a followed job does not count as having seen its success."""
     follow = subprocess.Popen(
         _argv("submit", _spec(desk, COUNT), "--follow"), cwd=desk.folder, env=desk.environ,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -143,7 +144,8 @@ def test_a_reader_that_leaves_a_followed_job_has_not_seen_its_success(desk: Desk
     assert desk.jobs[0].wait()["state"] == "CANCELLED"
 
 
-def test_a_reader_that_leaves_early_is_no_error(desk: Desk, orch: Type) -> None:
+def test_closed_pipe_of_output_is_no_error(desk: Desk, orch: Type) -> None:
+    """A reader that closes the pipe early is not an error."""
     orch("submit", _spec(desk, "for n in range(50000): print('a line of a long log', n)"))
     desk.jobs[0].wait()
     done = subprocess.run(
@@ -153,7 +155,8 @@ def test_a_reader_that_leaves_early_is_no_error(desk: Desk, orch: Type) -> None:
     assert (done.stderr, done.stdout.count("\n")) == ("", 1)
 
 
-def test_secrets_are_private_from_the_first_byte_and_are_nowhere_else(desk: Desk, orch: Type) -> None:
+def test_secrets_are_private_from_the_first_byte(desk: Desk, orch: Type) -> None:
+    """Secrets are private from the first byte and are stored nowhere else."""
     script = "import os, time\nprint('token is', os.environ['HF_TOKEN'], flush=True)\ntime.sleep(600)\n"
     done = orch("submit", _spec(desk, script, secrets=["HF_TOKEN"]), HF_TOKEN=SECRET)
     assert done.returncode == 0, done.stderr
@@ -167,18 +170,15 @@ def test_secrets_are_private_from_the_first_byte_and_are_nowhere_else(desk: Desk
     sight.wait()
     wait_until(sight.job.folder.ended.exists, "the supervisor's last word: files come and go before it")
     allowed = {folder / "secrets.json", *sight.job.folder.attempt_logs(1).glob("rank-*.log")}
-    holders = [
-        path for path in sight.root.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()
-    ]
+    holders = [path for path in sight.root.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
     assert set(holders) <= allowed
     for words in (["logs"], ["why", "--json"], ["status", "--json"]):
         assert SECRET not in orch(*words).stdout
     assert "token is ***" in orch("logs").stdout
 
 
-def test_an_ended_job_goes_on_with_what_set_changes_and_what_the_submit_had_set(
-    desk: Desk, orch: Type
-) -> None:
+def test_resume_applies_set_on_top_of_submit_options(desk: Desk, orch: Type) -> None:
+    """An ended job resumes with what --set changes and with what the submit had set."""
     script = "import sys, os; print('args', sys.argv[1:], os.environ.get('MODE'), os.environ['HF_TOKEN'])"
     spec = _spec(desk, script, secrets=["HF_TOKEN"])
     first = orch("submit", spec, "--set", "env.MODE=fast", "--follow", HF_TOKEN="12")
@@ -189,7 +189,8 @@ def test_an_ended_job_goes_on_with_what_set_changes_and_what_the_submit_had_set(
     assert "args ['--more'] fast 12" in desk.jobs[0].log(0, 2)
 
 
-def test_a_job_that_fails_in_setup_shows_what_its_nodes_printed(desk: Desk, orch: Type) -> None:
+def test_failed_setup_shows_output_of_its_nodes(desk: Desk, orch: Type) -> None:
+    """A job that fails in setup shows what its nodes printed."""
     spec = _spec(desk, "print('never')", setup=["echo getting ready", "cat /no/such/file"])
     assert orch("submit", spec, "--follow").returncode == 1
     logs = orch("logs")
@@ -199,9 +200,8 @@ def test_a_job_that_fails_in_setup_shows_what_its_nodes_printed(desk: Desk, orch
     assert "--node node-0 --attempt 1" in orch("why").stdout
 
 
-def test_a_supervisor_that_died_is_replaced_by_whatever_is_typed_next_and_a_second_cancel_is_a_mistake(
-    desk: Desk, orch: Type
-) -> None:
+def test_any_command_revives_supervisor_and_second_cancel_fails(desk: Desk, orch: Type) -> None:
+    """Any command replaces a dead supervisor, and a second cancel is a mistake."""
     orch("submit", _spec(desk, COUNT))
     sight = desk.jobs[0]
     sight.wait_for_line("line 3")
@@ -228,7 +228,8 @@ def test_jobs_and_verbs_are_completed_by_the_shell(desk: Desk, orch: Type) -> No
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="making a tiny disk needs root")
-def test_a_full_disk_is_said_and_leaves_no_half_job(desk: Desk, orch: Type) -> None:
+def test_full_disk_is_reported_without_half_a_job(desk: Desk, orch: Type) -> None:
+    """A full disk is reported, and no half-made job is left."""
     home = Path(desk.environ["ORCH_HOME"])
     home.mkdir()
     made = subprocess.run(

@@ -40,7 +40,8 @@ def has_gpu() -> bool:
     return subprocess.run(asked, check=False, timeout=READY_S_MAX).returncode == 0
 
 
-def test_a_collective_that_its_gpu_never_comes_to_is_seen_as_not_done(tmp_path: Path) -> None:
+def test_collective_not_reached_by_gpu_is_not_done(tmp_path: Path) -> None:
+    """A collective that its GPU never reaches is seen as not done."""
     if not has_gpu():
         pytest.skip("needs a CUDA device")
     (rank,) = gang(tmp_path, 1)

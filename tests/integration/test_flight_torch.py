@@ -96,7 +96,8 @@ def _is_in(found: FlightRecord, shape: str) -> bool:
     return bool(found.entries) and found.entries[-1].shape == shape
 
 
-def test_who_has_not_entered_what_the_others_wait_in_is_seen(hanging: Gang) -> None:
+def test_rank_missing_from_collective_is_identified(hanging: Gang) -> None:
+    """A rank that has not entered the collective in which the others wait is identified."""
     last = {}
     for number, (rank, found) in enumerate(zip(hanging.ranks, hanging.found, strict=True)):
         assert found.unavailable == ""
@@ -110,13 +111,12 @@ def test_who_has_not_entered_what_the_others_wait_in_is_seen(hanging: Gang) -> N
     assert [one.done for one in whole] == [False, True, False, False]
     assert [one.shape for one in whole if not one.done] == ["float32[1000]"] * 3
     pair = [last[number, "group 1"] for number in (0, 1)]
-    assert [(one.ranks, one.number, one.shape, one.done) for one in pair] == [
-        ((0, 1), 1, "float32[2,5]", True)
-    ] * 2
+    assert [(one.ranks, one.number, one.shape, one.done) for one in pair] == [((0, 1), 1, "float32[2,5]", True)] * 2
     assert all(one.entered_s >= flight_recorder.CALL_S_MAX for one in last.values())
 
 
-def test_native_code_that_keeps_python_from_running_is_seen_and_stays_seen(hanging: Gang) -> None:
+def test_blocking_native_code_is_seen_repeatedly(hanging: Gang) -> None:
+    """Native code that blocks Python is seen, and is still seen later."""
     assert hanging.found[1].gil_held is True
     for _ in range(12):  # more often than torch has threads to answer
         assert hanging.windows[1].query(threads_pid=0).gil_held is True
@@ -124,7 +124,7 @@ def test_native_code_that_keeps_python_from_running_is_seen_and_stays_seen(hangi
     assert until(lambda: hanging.windows[0].query(threads_pid=0).gil_held is False, "Python runs in rank 0")
 
 
-def test_whoever_is_slow_by_itself_is_told_from_those_that_wait_for_it(hanging: Gang) -> None:
+def test_slow_rank_is_distinguished_from_waiting_ranks(hanging: Gang) -> None:
     own = []
     for rank, found in zip(hanging.ranks, hanging.found, strict=True):
         one = flight_recorder.local_compute_s(
@@ -137,7 +137,7 @@ def test_whoever_is_slow_by_itself_is_told_from_those_that_wait_for_it(hanging: 
     assert min(rank.reader().median_step_s() or 0.0 for rank in hanging.ranks) >= SLOW_S
 
 
-def test_a_stopped_rank_does_not_answer_and_that_is_said_in_time(hanging: Gang) -> None:
+def test_stopped_rank_is_reported_as_silent_in_time(hanging: Gang) -> None:
     os.kill(hanging.pids[3], signal.SIGSTOP)
     try:
         until(lambda: _stands_still(hanging.pids[3]), "every thread is stopped")
@@ -156,7 +156,7 @@ def _stands_still(pid: int) -> bool:
     return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
 
 
-def test_a_rank_that_waits_at_the_rendezvous_answers_in_a_deep_folder(tmp_path: Path) -> None:
+def test_rank_in_rendezvous_answers_in_deep_folder(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     rank = lay_out(deep)
@@ -189,9 +189,7 @@ def _goes_away(rank: Rank, pid: int, handler: str) -> bool:
     return True
 
 
-def test_a_client_that_goes_away_never_ends_a_rank_and_only_the_rank_answers(
-    torch_forge: Forge, tmp_path: Path
-) -> None:
+def test_disconnecting_client_never_ends_a_rank(torch_forge: Forge, tmp_path: Path) -> None:
     """The script has set PIPE to its default action, which kills a process that writes to a closed connection."""
     rank = lay_out(tmp_path)
     with torch_forge.start(rank, HARSH, **gang_envs(1)[0], GO=str(tmp_path / "go")) as process:

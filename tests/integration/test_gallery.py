@@ -100,15 +100,11 @@ def test_the_demo_learns_the_standard_library(tmp_path: Path) -> None:
     losses = [float(loss) for loss in re.findall(r"validation loss ([\d.]+)", log(job, 1, 0))]
     assert losses[-1] < DEMO_LOSS_MAX < losses[0]
     assert status["checkpoint"] is not None and status["checkpoint"]["step"] == 700
-    assert len(list(job.folder.checkpoints.glob("step-*.pt"))) <= 4, (
-        "checkpoint.keep is 3, and one may be new"
-    )
+    assert len(list(job.folder.checkpoints.glob("step-*.pt"))) <= 4, "checkpoint.keep is 3, and one may be new"
 
 
 @pytest.mark.parametrize("example", TRAININGS, ids=lambda one: one.title)
-def test_a_training_goes_on_from_its_checkpoint_when_a_rank_is_killed(
-    example: Training, tmp_path: Path
-) -> None:
+def test_training_resumes_from_checkpoint_after_rank_is_killed(example: Training, tmp_path: Path) -> None:
     need(example.needs)
     job = submit(example.file, tmp_path, *example.overrides)
     kill_a_rank(job)
@@ -118,11 +114,7 @@ def test_a_training_goes_on_from_its_checkpoint_when_a_rank_is_killed(
     assert 1 < second["first_step"] <= first["last_step"] + 1, "it went on, and left no step out"
     assert job.status()["step"] == second["last_step"] == STEPS
     assert re.search(example.says, log(job, 2, 0))
-    found = [
-        one
-        for one in job_checkpoints.list_checkpoints(job.folder, job.plan(), verify=True)
-        if one["complete"]
-    ]
+    found = [one for one in job_checkpoints.list_checkpoints(job.folder, job.plan(), verify=True) if one["complete"]]
     assert found and found[-1]["step"] == STEPS
     for one in found:
         assert re.fullmatch(example.checkpoints, Path(one["path"]).name)
@@ -147,7 +139,7 @@ INFERENCES = (
 
 
 @pytest.mark.parametrize(("file", "package", "at_work", "says"), INFERENCES)
-def test_an_inference_begins_again_when_a_rank_is_killed(
+def test_inference_starts_over_after_rank_is_killed(
     file: str, package: str, at_work: str, says: str, tmp_path: Path
 ) -> None:
     need(package)

@@ -26,13 +26,10 @@ EQUAL = (
 
 @pytest.mark.soak
 @pytest.mark.parametrize("example", EQUAL, ids=lambda one: one.title)
-def test_a_training_by_forks_ends_with_the_same_weights_as_one_by_new_interpreters(
-    example: Training, tmp_path: Path
-) -> None:
+def test_forked_training_matches_weights_of_new_interpreters(example: Training, tmp_path: Path) -> None:
+    """A training with forked ranks ends with the same weights as one with new interpreters."""
     need(example.needs)
-    warm, fresh = (
-        submit(example.file, tmp_path, *example.overrides, f"start={start}") for start in ("auto", "fresh")
-    )
+    warm, fresh = (submit(example.file, tmp_path, *example.overrides, f"start={start}") for start in ("auto", "fresh"))
     for job, start in ((warm, "forks of"), (fresh, "new interpreters")):
         status = job.wait(RUN_S_MAX)
         assert (status["state"], status["restarts"]) == ("SUCCEEDED", 0), status["reason"]
@@ -44,11 +41,7 @@ def test_a_training_by_forks_ends_with_the_same_weights_as_one_by_new_interprete
 
 def weights(job: Job) -> dict[str, object]:
     """Return what each file of the last checkpoint holds: tensors where torch reads it, else bytes."""
-    whole = [
-        one
-        for one in job_checkpoints.list_checkpoints(job.folder, job.plan(), verify=False)
-        if one["complete"]
-    ]
+    whole = [one for one in job_checkpoints.list_checkpoints(job.folder, job.plan(), verify=False) if one["complete"]]
     last = Path(whole[-1]["path"])
     files = [last] if last.is_file() else sorted(path for path in last.rglob("*") if path.is_file())
     return {str(path.relative_to(last)): contents(path) for path in files if path.name != ".metadata"}

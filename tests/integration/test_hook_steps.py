@@ -120,28 +120,27 @@ def _steps(rank: Rank) -> tuple[int, int]:
     return last.step, last.rows
 
 
-def test_the_two_optimizers_of_a_gan_make_one_step_together(torch_forge: Forge, tmp_path: Path) -> None:
+def test_two_gan_optimizers_make_one_step_together(torch_forge: Forge, tmp_path: Path) -> None:
     rank = lay_out(tmp_path)
     _train(torch_forge, [rank], GAN)
     assert _steps(rank) == (STEPS, 2 * STEPS)
 
 
-def test_a_step_that_the_grad_scaler_leaves_out_is_none(torch_forge: Forge, tmp_path: Path) -> None:
+def test_step_skipped_by_grad_scaler_is_not_counted(torch_forge: Forge, tmp_path: Path) -> None:
+    """A step that the gradient scaler skips is not counted."""
     rank = lay_out(tmp_path)
     _train(torch_forge, [rank], SCALED)
     assert _steps(rank) == (STEPS - 3, STEPS - 3)
 
 
-def test_the_steps_that_fill_the_optimizer_for_a_sharded_checkpoint_are_none(
-    torch_forge: Forge, tmp_path: Path
-) -> None:
+def test_optimizer_init_for_sharded_checkpoint_counts_no_step(torch_forge: Forge, tmp_path: Path) -> None:
     ranks = gang(tmp_path)
     _train(torch_forge, ranks, DCP, str(tmp_path / "saved"))
     assert [_steps(rank) for rank in ranks] == [(STEPS, STEPS)] * 2
     assert [rank.reader().framework_without_group() for rank in ranks] == [None, None]
 
 
-def test_the_steps_of_spawned_children_are_those_of_their_rank(torch_forge: Forge, tmp_path: Path) -> None:
+def test_steps_of_spawned_children_belong_to_their_rank(torch_forge: Forge, tmp_path: Path) -> None:
     rank = lay_out(tmp_path)
     _train(torch_forge, [rank], SPAWN, str(free_port()))
     assert _steps(rank) == (STEPS, STEPS)
@@ -156,18 +155,17 @@ def test_the_steps_of_spawned_children_are_those_of_their_rank(torch_forge: Forg
         pytest.param(ACCELERATE, Framework.ACCELERATE, id="accelerate"),
     ],
 )
-def test_ranks_that_their_library_has_not_joined_are_alone(
+def test_ranks_without_process_group_train_alone(
     torch_forge: Forge, tmp_path: Path, text: str, framework: Framework
 ) -> None:
+    """Ranks that no library has joined into a process group train alone."""
     ranks = gang(tmp_path)
     _train(torch_forge, ranks, text)
     assert [_steps(rank) for rank in ranks] == [(STEPS, STEPS)] * 2
     assert [rank.reader().framework_without_group() for rank in ranks] == [framework] * 2
 
 
-def test_the_variable_that_the_notice_names_joins_the_ranks_of_accelerate(
-    torch_forge: Forge, tmp_path: Path
-) -> None:
+def test_variable_of_the_notice_joins_accelerate_ranks(torch_forge: Forge, tmp_path: Path) -> None:
     ranks = gang(tmp_path)
     logs = _train(torch_forge, ranks, ACCELERATE, ACCELERATE_USE_CPU="true")
     assert all(b"of 2" in log for log in logs)

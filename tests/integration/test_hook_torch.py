@@ -91,9 +91,7 @@ def test_every_step_of_every_rank_is_counted(torch_forge: Forge, tmp_path: Path,
         assert code == 0, log.decode()
         assert f"done {number}".encode() in log
     assert [rank.last_step().step for rank in ranks] == [STEPS] * WORLD_SIZE
-    assert [rank.files() for rank in ranks] == [
-        ["files.txt", "groups.json", "steps", "steps-claim-0"]
-    ] * WORLD_SIZE
+    assert [rank.files() for rank in ranks] == [["files.txt", "groups.json", "steps", "steps-claim-0"]] * WORLD_SIZE
     readers = [rank.reader() for rank in ranks]
     assert all(reader.exiting_pid() == reader.read().pid for reader in readers)
     counts = [[(end.step, end.total) for end in reader.step_ends(STEPS)] for reader in readers]
@@ -102,7 +100,7 @@ def test_every_step_of_every_rank_is_counted(torch_forge: Forge, tmp_path: Path,
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
-def test_dataloader_workers_stay_silent(torch_forge: Forge, tmp_path: Path, method: str) -> None:
+def test_dataloader_workers_report_no_steps(torch_forge: Forge, tmp_path: Path, method: str) -> None:
     rank = lay_out(tmp_path)
     script = (
         f"{WITHOUT_DYNAMO}"
@@ -122,9 +120,8 @@ def test_dataloader_workers_stay_silent(torch_forge: Forge, tmp_path: Path, meth
     assert rank.files() == ["files.txt", "steps"]
 
 
-def test_an_error_is_noted_under_torchs_hooks_and_the_log_is_theirs(
-    torch_forge: Forge, tmp_path: Path
-) -> None:
+def test_error_is_recorded_under_torch_hooks(torch_forge: Forge, tmp_path: Path) -> None:
+    """An error is recorded under torch's own hooks, and the log stays theirs."""
     rank = lay_out(tmp_path)
     text = (
         "import torch, torch.distributed as dist\n"
@@ -146,12 +143,11 @@ def test_an_error_is_noted_under_torchs_hooks_and_the_log_is_theirs(
 
 def _without_times(log: bytes) -> list[bytes]:
     """Leave out what differs from run to run: the time that `record` writes, and lines of torch's own loggers."""
-    return [
-        line for line in log.splitlines() if b"timestamp" not in line and not line.startswith((b"[W", b"E"))
-    ]
+    return [line for line in log.splitlines() if b"timestamp" not in line and not line.startswith((b"[W", b"E"))]
 
 
-def test_errors_are_read_of_the_first_process_else_the_newest(tmp_path: Path) -> None:
+def test_error_of_first_process_is_preferred_to_newest(tmp_path: Path) -> None:
+    """The error of the first process is read, or else the newest one."""
     assert failure.find_error(tmp_path, 1) is None
     for age_s, pid in enumerate((30, 10, 20)):
         path = tmp_path / layout.ERROR_FILE.format(pid)
@@ -162,9 +158,7 @@ def test_errors_are_read_of_the_first_process_else_the_newest(tmp_path: Path) ->
     assert [error.type for error in found if error is not None] == ["E10", "E20", "E30", "E30"]
 
 
-def test_a_stack_in_the_middle_of_a_collective_does_not_disturb_it(
-    torch_forge: Forge, tmp_path: Path
-) -> None:
+def test_stack_dump_in_collective_does_not_disturb_it(torch_forge: Forge, tmp_path: Path) -> None:
     """Rank 1 comes late to an all_reduce; rank 0, a new interpreter, is asked for its stacks while it waits inside, and both
     end well."""
     late = (

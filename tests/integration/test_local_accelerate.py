@@ -78,9 +78,8 @@ def _launched(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.soak
-def test_a_configuration_with_fsdp_and_bf16_is_what_accelerate_launch_makes_of_it(
-    desk: Desk, tmp_path: Path
-) -> None:
+def test_fsdp_bf16_configuration_matches_accelerate_launch(desk: Desk, tmp_path: Path) -> None:
+    """A configuration with FSDP and bf16 gives the same environment as accelerate launch."""
     theirs = _launched(tmp_path)
     job = desk.submit(
         {"train.py": TRAIN, "fsdp.yaml": FSDP}, entrypoint=None, nodes=2, procs_per_node=1,
@@ -93,7 +92,8 @@ def test_a_configuration_with_fsdp_and_bf16_is_what_accelerate_launch_makes_of_i
     assert ours[0]["env"]["FSDP_AUTO_WRAP_POLICY"] == "SIZE_BASED_WRAP"
 
 
-def test_env_of_the_job_file_comes_before_the_configuration_and_args_before_that(desk: Desk) -> None:
+def test_accelerate_args_override_env_and_env_overrides_configuration(desk: Desk) -> None:
+    """The job file's env overrides the configuration, and args override both."""
     script = "import os\nprint({name: os.environ.get(name) for name in ('ACCELERATE_MIXED_PRECISION', 'FSDP_VERSION', 'MASTER_PORT', 'ACCELERATE_DEBUG_MODE')})"
     job = desk.submit(
         {"train.py": script, "fsdp.yaml": FSDP}, entrypoint=None, nodes=1, procs_per_node=2, env={"FSDP_VERSION": "1"},
@@ -107,7 +107,8 @@ def test_env_of_the_job_file_comes_before_the_configuration_and_args_before_that
 
 
 @pytest.mark.soak
-def test_what_accelerate_refuses_ends_the_job_with_its_reason(desk: Desk) -> None:
+def test_accelerate_refusal_ends_the_job_with_reason(desk: Desk) -> None:
+    """A configuration that accelerate refuses ends the job with its reason."""
     job = desk.submit(
         {"train.py": "", "new.yaml": f"{FSDP}key_of_tomorrow: 1\n"}, entrypoint=None, nodes=1, restart={"max": 0},
         procs_per_node=2, launch="accelerate launch --config_file new.yaml train.py",

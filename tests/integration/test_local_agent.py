@@ -76,7 +76,7 @@ VICTIMS: dict[str, Callable[[Sight], list[Proc]]] = {
 
 
 @pytest.mark.parametrize("victim", list(VICTIMS))
-def test_no_orphan_outlives_its_agent_and_the_job_resumes(desk: Desk, victim: str) -> None:
+def test_orphans_die_with_agent_and_job_resumes(desk: Desk, victim: str) -> None:
     job = _family(desk)
     wait_until(lambda: len(re.findall(r"kin \d+\n", job.log())) == 3, f"the whole family\n{job.log()[:300]}")
     kin = [proc_of(int(pid)) for pid in re.findall(r"kin (\d+)\n", job.log())]
@@ -91,9 +91,8 @@ def test_no_orphan_outlives_its_agent_and_the_job_resumes(desk: Desk, victim: st
 
 
 @pytest.mark.parametrize("victim", ["agent", "keeper"])
-def test_an_agent_that_is_asked_to_end_takes_its_ranks_along_and_the_job_resumes(
-    desk: Desk, victim: str
-) -> None:
+def test_agent_asked_to_end_stops_ranks(desk: Desk, victim: str) -> None:
+    """An agent that is asked to end stops its ranks, and the job resumes."""
     script = STEPPER + "run(1000000 if attempt == 1 else 20)"
     job = desk.submit({**FAKE_TORCH, "train.py": script}, nodes=2, entrypoint="train.py")
     job.wait_for_step(3)
@@ -103,7 +102,7 @@ def test_an_agent_that_is_asked_to_end_takes_its_ranks_along_and_the_job_resumes
     assert job.verdict()["node"] == "node-0"
 
 
-def test_an_agent_killed_before_its_ranks_start_costs_no_attempt(desk: Desk) -> None:
+def test_agent_killed_before_ranks_start_costs_no_attempt(desk: Desk) -> None:
     script = STEPPER + "run(5)"
     job = desk.submit({**FAKE_TORCH, "train.py": script}, entrypoint="train.py", setup=["sleep 1"])
     wait_until(lambda: (job.job.folder.node("node-0") / "setup.sh").exists(), "the setup lines")
@@ -112,7 +111,7 @@ def test_an_agent_killed_before_its_ranks_start_costs_no_attempt(desk: Desk) -> 
     assert job.kinds() == [None]
 
 
-def test_an_agent_that_stays_stopped_is_let_go_on_and_obeys(desk: Desk) -> None:
+def test_agent_stopped_for_long_is_continued_and_obeys(desk: Desk) -> None:
     """Else its ranks would outlive the attempt, and no other agent could be started beside it."""
     script = STEPPER + "run(1000000 if attempt == 1 else 20)"
     job = desk.submit({**FAKE_TORCH, "train.py": script}, nodes=2, entrypoint="train.py")
@@ -125,7 +124,7 @@ def test_an_agent_that_stays_stopped_is_let_go_on_and_obeys(desk: Desk) -> None:
     assert "continued" in said and "died" not in said
 
 
-def test_a_stopped_agent_that_goes_on_finds_its_ranks_well(desk: Desk) -> None:
+def test_stopped_agent_that_continues_does_not_fence_ranks(desk: Desk) -> None:
     """The fence must not kill a gang that has gone on while only its agent stood still."""
     script = STEPPER + "run(1000000)"
     job = desk.submit(

@@ -133,9 +133,10 @@ def test_a_restart_takes_the_newest_complete_checkpoint(desk: Desk, body: str, p
     assert _restarted(desk, body, path) == name
 
 
-def test_what_a_script_overwrites_in_place_is_put_back_when_the_writing_was_cut_off(
+def test_overwritten_checkpoint_is_restored_after_interrupted_write(
     desk: Desk,
 ) -> None:
+    """A checkpoint that the script overwrites in place is restored when the write was cut off."""
     body = """
 run(10)
 save("before.pt", 10)
@@ -150,7 +151,8 @@ die()
     assert _restarted(desk, body) == "last.pt of step 20"
 
 
-def test_a_torn_checkpoint_is_not_resumed_from_when_its_agent_died_too(desk: Desk) -> None:
+def test_torn_checkpoint_is_not_resumed_after_agent_death(desk: Desk) -> None:
+    """A torn checkpoint is not resumed from, even if its agent died too."""
     body = """
 if attempt == 1:
     run(10)
@@ -174,9 +176,10 @@ if attempt == 1:
     assert torn == [".last.pt.torn-attempt-1"]
 
 
-def test_by_default_the_newest_checkpoints_of_a_trainer_are_kept_and_nothing_else_is_touched(
+def test_default_retention_keeps_newest_trainer_checkpoints(
     desk: Desk,
 ) -> None:
+    """By default the newest checkpoints of a trainer are kept, and nothing else is touched."""
     body = """
 for step in range(5, 20, 5) if attempt == 1 else ():  # as the HF Trainer lays out its output folder
     run(step, start=step - 5)
@@ -216,7 +219,7 @@ for step in range(start + 10, 50, 10):
 )
 
 
-def test_a_failed_job_resumes_as_it_was_submitted_and_its_attempts_count_on(desk: Desk) -> None:
+def test_failed_job_resumes_unchanged_and_attempt_numbers_continue(desk: Desk) -> None:
     job = desk.submit(
         {**FAKE_TORCH, "train.py": RESUMED}, procs_per_node=1, entrypoint="train.py",
         env={"DIE_AT": "20", "CODE": "5"}, restart={"never_on_exit_codes": [5]},
@@ -241,7 +244,7 @@ def test_a_failed_job_resumes_as_it_was_submitted_and_its_attempts_count_on(desk
         job.job.resume("step-99.pt", environ=desk.environ)
 
 
-def test_a_cancelled_job_resumes_and_a_running_one_does_not(desk: Desk) -> None:
+def test_cancelled_job_resumes_but_running_one_does_not(desk: Desk) -> None:
     script = (
         SAVER
         + """
@@ -270,7 +273,7 @@ run(1000000 if attempt == 1 else 30, start=10)
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "of a later version"])
-def test_a_resume_without_the_ledger_does_not_begin_from_nothing(desk: Desk, damage: str) -> None:
+def test_resume_without_ledger_does_not_start_from_scratch(desk: Desk, damage: str) -> None:
     body = """
 for step in (10, 20, 30):
     run(step, start=step - 10)
@@ -309,7 +312,8 @@ die()
     job.wait()
 
 
-def test_a_ledger_that_cannot_be_written_leaves_the_job_running_and_cancel_ends_it(desk: Desk) -> None:
+def test_unwritable_ledger_keeps_job_running_and_cancel_works(desk: Desk) -> None:
+    """A ledger that cannot be written leaves the job running, and cancel ends it."""
     body = """
 run(10)
 save("step-10.pt", 10)

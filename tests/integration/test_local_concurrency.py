@@ -10,7 +10,7 @@ from orchestrator.core.wire import reports
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill, wait_until
 
 
-def test_two_jobs_at_once_do_not_touch_each_other(desk: Desk) -> None:
+def test_two_concurrent_jobs_do_not_interfere(desk: Desk) -> None:
     script = STEPPER + "run(1000000 if attempt == 1 and 'TO_BE_KILLED' in os.environ else 300, each_s=0.02)"
     files = {**FAKE_TORCH, "train.py": script}
     first = desk.submit(files, entrypoint="train.py", env={"TO_BE_KILLED": "1"})
@@ -20,9 +20,7 @@ def test_two_jobs_at_once_do_not_touch_each_other(desk: Desk) -> None:
     kill(first.rank_procs()[0])
     assert [job.wait()["state"] for job in (first, second)] == ["SUCCEEDED", "SUCCEEDED"]
     assert (first.kinds(), second.kinds()) == (["crash", None], [None])
-    ports = [
-        started.port for job in (first, second) for started in job.news(reports.Prepared) if started.port
-    ]
+    ports = [started.port for job in (first, second) for started in job.news(reports.Prepared) if started.port]
     assert len(ports) == 3 and ports[0] != ports[1]  # those of two jobs are drawn at random
 
 
@@ -37,7 +35,8 @@ def test_three_nodes_with_two_ranks_each(desk: Desk) -> None:
     assert [one["exit"] for one in status["ranks"]] == [0] * 6
 
 
-def test_a_daemon_of_a_rank_is_gone_when_the_job_ends(desk: Desk) -> None:
+def test_daemon_of_rank_is_gone_after_the_job(desk: Desk) -> None:
+    """A daemon that a rank started is gone when the job ends."""
     script = """
 import os, subprocess
 subprocess.run(["sh", "-c", "setsid sh -c 'echo daemon $$; exec sleep 3600' & sleep 0.5"], check=True)
@@ -48,7 +47,8 @@ subprocess.run(["sh", "-c", "setsid sh -c 'echo daemon $$; exec sleep 3600' & sl
     wait_until(lambda: (stat := procfs.stat(pid)) is None or stat.state in "ZX", "the daemon's end")
 
 
-def test_ranks_that_ended_well_wait_for_the_others_and_a_late_crash_restarts_all(desk: Desk) -> None:
+def test_late_crash_restarts_ranks_that_had_finished(desk: Desk) -> None:
+    """Ranks that finished wait for the others, and a late crash restarts all of them."""
     script = STEPPER + "run(5)\nif rank == 1 and attempt == 1:\n    time.sleep(1)\n    sys.exit(4)\n"
     job = desk.submit({**FAKE_TORCH, "train.py": script}, nodes=2, procs_per_node=1, entrypoint="train.py")
     assert job.wait()["state"] == "SUCCEEDED"
@@ -57,9 +57,10 @@ def test_ranks_that_ended_well_wait_for_the_others_and_a_late_crash_restarts_all
     assert job.steps_logged(0, 2) == [1, 2, 3, 4, 5]
 
 
-def test_a_port_taken_between_probe_and_use_is_a_rendezvous_failure_and_the_next_attempt_has_another(
+def test_port_taken_after_probe_is_rendezvous_failure(
     desk: Desk,
 ) -> None:
+    """A port taken between probe and use is a rendezvous failure, and the next attempt uses another."""
     script = """
 import os, socket
 port = int(os.environ["MASTER_PORT"])
@@ -78,7 +79,7 @@ if os.environ["RANK"] == "0":
     assert first != second
 
 
-def test_a_job_that_prints_much_loses_no_byte(desk: Desk) -> None:
+def test_job_with_much_output_loses_no_byte(desk: Desk) -> None:
     script = "import os\nfor number in range(200_000):\n    print(os.environ['RANK'], number)\n"
     job = desk.submit({"train.py": script}, entrypoint="train.py", logs={"unbuffered": False})
     assert job.wait()["state"] == "SUCCEEDED"
@@ -86,7 +87,8 @@ def test_a_job_that_prints_much_loses_no_byte(desk: Desk) -> None:
         assert job.log(rank) == "".join(f"{rank} {number}\n" for number in range(200_000))
 
 
-def test_many_looks_at_once_revive_one_supervisor(desk: Desk) -> None:
+def test_concurrent_status_commands_revive_one_supervisor(desk: Desk) -> None:
+    """Many commands at once start exactly one supervisor."""
     job = desk.submit({**FAKE_TORCH, "train.py": STEPPER + "run(1000000)"}, entrypoint="train.py")
     job.wait_for_step(3)
     job.kill_supervisor()

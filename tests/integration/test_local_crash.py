@@ -77,7 +77,7 @@ if __name__ == "__main__":
 """
 
 
-def test_after_kill_9_of_a_rank_the_final_weights_are_bitwise_those_of_an_uninterrupted_run(
+def test_killed_rank_resumes_to_bitwise_identical_weights(
     desk: Desk,
 ) -> None:
     """The newest save cannot be loaded: it is given up after one attempt for the one before it."""
@@ -122,7 +122,7 @@ run(1000, at_step=crash)
 )
 
 
-def test_the_same_exception_at_the_same_step_again_ends_the_job(desk: Desk) -> None:
+def test_repeated_exception_at_same_step_ends_the_job(desk: Desk) -> None:
     job = desk.submit({**FAKE_TORCH, "train.py": CRASHER}, nodes=2, entrypoint="train.py")
     status = job.wait()
     assert (status["state"], job.kinds()) == ("FAILED", ["crash", "no_progress"])
@@ -137,7 +137,7 @@ def test_the_same_exception_at_the_same_step_again_ends_the_job(desk: Desk) -> N
     assert "step 6" in job.verdict(2)["summary"]
 
 
-def test_an_exit_code_that_is_never_restarted_ends_the_job_at_once(desk: Desk) -> None:
+def test_never_restarted_exit_code_ends_job_at_once(desk: Desk) -> None:
     script = "import os, sys, time\nsys.exit(17) if os.environ['RANK'] == '1' else time.sleep(600)\n"
     job = desk.submit({"train.py": script}, entrypoint="train.py", restart={"never_on_exit_codes": [17]})
     assert job.wait()["state"] == "FAILED"
@@ -150,7 +150,8 @@ def test_an_exit_code_that_is_never_restarted_ends_the_job_at_once(desk: Desk) -
     [("exec('print(')\n", "SyntaxError"), ("import no_such_module\n", "No module named 'no_such_module'")],
     ids=["syntax", "import"],
 )
-def test_what_no_restart_can_mend_fails_after_one_attempt(desk: Desk, script: str, says: str) -> None:
+def test_unfixable_failure_ends_after_one_attempt(desk: Desk, script: str, says: str) -> None:
+    """A failure that no restart can fix ends the job after one attempt."""
     job = desk.submit({"train.py": script}, entrypoint="train.py")
     assert job.wait()["state"] == "FAILED"
     assert job.kinds() == ["crash"]
@@ -158,7 +159,7 @@ def test_what_no_restart_can_mend_fails_after_one_attempt(desk: Desk, script: st
     assert "train.py" in job.verdict()["evidence"][-1]
 
 
-def test_an_exit_code_without_a_traceback_is_named_and_no_caught_exception_is_blamed(desk: Desk) -> None:
+def test_exit_code_without_traceback_blames_no_caught_exception(desk: Desk) -> None:
     script = """
 import sys, traceback
 try:
@@ -175,7 +176,7 @@ sys.exit(3)
     assert "restart.max is 0" in status["reason"]
 
 
-def test_a_script_that_refuses_its_arguments_is_told_with_the_last_line_of_its_log(desk: Desk) -> None:
+def test_refused_arguments_are_reported_with_last_log_line(desk: Desk) -> None:
     script = "import argparse\nargparse.ArgumentParser().parse_args()\n"
     entry = "train.py --stepz 4"
     job = desk.submit({"train.py": script}, procs_per_node=1, entrypoint=entry, restart={"max": 0})
@@ -184,7 +185,7 @@ def test_a_script_that_refuses_its_arguments_is_told_with_the_last_line_of_its_l
     assert job.verdict()["evidence"][-1] == f"its log ends with: {said}"
 
 
-def test_a_killed_rank_is_not_blamed_on_an_exception_that_it_had_caught(desk: Desk) -> None:
+def test_killed_rank_is_not_blamed_on_caught_exception(desk: Desk) -> None:
     script = """
 import multiprocessing, time, traceback
 
@@ -208,7 +209,7 @@ if __name__ == "__main__":
     assert "KeyError" not in str(job.verdict())
 
 
-def test_victims_of_a_crash_are_stopped_and_their_ends_are_on_record(desk: Desk) -> None:
+def test_crash_victims_are_stopped_and_recorded(desk: Desk) -> None:
     job = desk.submit({**FAKE_TORCH, "train.py": STEPPER + "run(100000)"}, nodes=2, entrypoint="train.py",
                       restart={"max": 0})  # fmt: skip
     job.wait_for_step(5)
@@ -220,11 +221,9 @@ def test_victims_of_a_crash_are_stopped_and_their_ends_are_on_record(desk: Desk)
     assert len(job.news(d.Judge)) == 1
 
 
-def test_a_job_folder_that_is_away_for_a_moment_is_waited_for(desk: Desk) -> None:
+def test_briefly_missing_job_folder_is_waited_for(desk: Desk) -> None:
     script = STEPPER + "run(10_000 if attempt == 1 else 20, each_s=0.05)\n"
-    job = desk.submit(
-        {**FAKE_TORCH, "train.py": script}, procs_per_node=1, entrypoint="train.py", restart={"max": 1}
-    )
+    job = desk.submit({**FAKE_TORCH, "train.py": script}, procs_per_node=1, entrypoint="train.py", restart={"max": 1})
     job.wait_for_step(5)
     rank = job.rank_procs()[0]
     root = job.job.folder.root

@@ -35,7 +35,8 @@ print("weights", weights[0].hex(), flush=True)
 """
 
 
-def test_rollback_ends_with_the_weights_of_a_run_without_the_bad_batch(desk: Desk) -> None:
+def test_rollback_matches_run_without_bad_batch(desk: Desk) -> None:
+    """A rollback ends with the weights of a run without the bad batch."""
     job = desk.submit(
         {**STAND_IN, "train.py": SCRIPT}, entrypoint="train.py --skip", nodes=1, procs_per_node=1,
         checkpoint={"path": "step_*.pt", "keep": 20}, monitor={"on_nan": "rollback"},

@@ -26,7 +26,7 @@ print("arguments", sys.argv[1:], flush=True)
 
 
 @pytest.mark.parametrize("entry", list(ENTRIES))
-def test_every_kind_of_entry_runs_in_the_snapshot_and_counts_steps(desk: Desk, entry: str) -> None:
+def test_every_entry_kind_runs_and_counts_steps(desk: Desk, entry: str) -> None:
     files = {
         **FAKE_TORCH, "train.py": TRAIN, "pack/__init__.py": "", "pack/train.py": TRAIN,
         "run.sh": "set -eu\necho wrapped in $PWD\n\"$1\" train.py --lr 0.1 'two words'\necho after\n",
@@ -40,10 +40,13 @@ def test_every_kind_of_entry_runs_in_the_snapshot_and_counts_steps(desk: Desk, e
         assert f"wrapped in {job.job.folder.code}" in job.log()
 
 
-def test_an_isolated_interpreter_without_the_hook_runs_and_its_traceback_is_found_in_the_log(
+def test_isolated_interpreter_without_hook_reports_traceback_from_log(
     desk: Desk,
 ) -> None:
-    script = "import os\nprint('hello', os.environ['RANK'])\nif os.environ['RANK'] == '1':\n    raise OSError('no data')\n"
+    """An isolated interpreter runs without the hook, and its traceback is found in the log."""
+    script = (
+        "import os\nprint('hello', os.environ['RANK'])\nif os.environ['RANK'] == '1':\n    raise OSError('no data')\n"
+    )
     job = desk.submit({"train.py": script}, command=f"{sys.executable} -I train.py", restart={"max": 0})
     assert job.wait()["state"] == "FAILED"
     assert "hello 1" in job.log(1)
@@ -53,7 +56,7 @@ def test_an_isolated_interpreter_without_the_hook_runs_and_its_traceback_is_foun
     assert "train.py:4" in verdict["summary"]
 
 
-def test_resume_arguments_are_appended_only_when_there_is_something_to_resume_from(desk: Desk) -> None:
+def test_resume_arguments_are_appended_only_with_a_checkpoint(desk: Desk) -> None:
     script = (
         STEPPER
         + """
@@ -100,7 +103,7 @@ run(20, each_s=0.03, at_step=die)
     assert f"arguments {resumed}" in job.log(0, 2)
 
 
-def test_programs_next_to_the_jobs_python_come_first_in_path(desk: Desk) -> None:
+def test_programs_beside_job_python_come_first_in_path(desk: Desk) -> None:
     tool = "#!/bin/sh\necho the tool of the environment\n"
     python = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
     make = "mkdir -p env/bin; cp tool python env/bin/; chmod +x env/bin/*"
@@ -111,14 +114,13 @@ def test_programs_next_to_the_jobs_python_come_first_in_path(desk: Desk) -> None
         assert job.wait()["state"] == "SUCCEEDED"
         assert "the tool of the environment" in job.log()
     path = {"PATH": os.environ["PATH"]}
-    job = desk.submit(
-        files, procs_per_node=1, command="tool", python="env/bin/python", setup=[make], env=path
-    )
+    job = desk.submit(files, procs_per_node=1, command="tool", python="env/bin/python", setup=[make], env=path)
     assert job.wait()["state"] == "FAILED"
     assert "env/bin is not put first" in job.job.folder.node_log(1, "node-0").read_text()
 
 
-def test_setup_lines_run_once_a_node_and_what_they_export_reaches_the_ranks(desk: Desk) -> None:
+def test_setup_runs_once_per_node_with_exports(desk: Desk) -> None:
+    """Setup lines run once per node, and what they export reaches the ranks."""
     script = """
 import os, sys
 print("from setup:", os.environ["GREETING"], os.environ["PATH"].split(":")[0], flush=True)
@@ -140,7 +142,7 @@ sys.exit(3 if os.environ["ORCH_ATTEMPT"] == "1" else 0)
         assert [log.count("setting up\n") for log in logs] == [1, 0]
 
 
-def test_failing_setup_lines_end_the_job_with_the_end_of_their_output(desk: Desk) -> None:
+def test_failing_setup_ends_job_with_its_last_output(desk: Desk) -> None:
     job = desk.submit(
         {"train.py": "print('never')"},
         entrypoint="train.py",
@@ -155,7 +157,7 @@ def test_failing_setup_lines_end_the_job_with_the_end_of_their_output(desk: Desk
     assert "three" not in verdict["evidence"][-1]
 
 
-def test_an_interpreter_is_found_relative_to_the_code_and_a_missing_one_is_named(desk: Desk) -> None:
+def test_interpreter_is_found_relative_to_code_or_named(desk: Desk) -> None:
     files = {
         "train.py": "print('hello')",
         "bin/python": f'#!/bin/sh\necho wrapped\nexec {sys.executable} "$@"\n',

@@ -61,9 +61,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def small_desk(small_disk: Path, tmp_path: Path) -> Iterator[Desk]:
     """Give a desk whose job home is on the small disk."""
-    one = Desk(
-        tmp_path, {**os.environ, "ORCH_HOME": str(small_disk / "home"), "GATE": str(tmp_path / "gate")}
-    )
+    one = Desk(tmp_path, {**os.environ, "ORCH_HOME": str(small_disk / "home"), "GATE": str(tmp_path / "gate")})
     yield one
     (small_disk / "fill").unlink(missing_ok=True)
     left = one.clear_up()

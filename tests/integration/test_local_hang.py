@@ -62,10 +62,9 @@ def test_a_stopped_rank_is_a_hang_within_seconds(desk: Desk) -> None:
     assert any(line.startswith("rank 2 (state T; stopped") for line in verdict["evidence"])
 
 
-def test_a_rank_that_sleeps_for_ever_is_named_and_its_stack_says_where(desk: Desk) -> None:
-    job = desk.submit(
-        {**FAKE_TORCH, "train.py": SLEEPER}, nodes=2, entrypoint="train.py", monitor={"hang_timeout": 5}
-    )
+def test_sleeping_rank_is_named_with_its_stack(desk: Desk) -> None:
+    """A rank that sleeps forever is named, and its stack shows where."""
+    job = desk.submit({**FAKE_TORCH, "train.py": SLEEPER}, nodes=2, entrypoint="train.py", monitor={"hang_timeout": 5})
     assert job.wait()["state"] == "SUCCEEDED"
     assert job.kinds() == ["hang", None]
     verdict = job.verdict()
@@ -75,9 +74,7 @@ def test_a_rank_that_sleeps_for_ever_is_named_and_its_stack_says_where(desk: Des
     assert any("sleep_for_ever" in line for line in verdict["evidence"])
     kinds = [type(one) for one in job.news(reports.Inspected, d.Judge, orders.Stop)]
     looked = kinds[: kinds.index(d.Judge)]
-    assert len(looked) >= 4 and set(looked) == {reports.Inspected}, (
-        "both nodes were looked at twice before the verdict"
-    )
+    assert len(looked) >= 4 and set(looked) == {reports.Inspected}, "both nodes were looked at twice before the verdict"
 
 
 def test_on_hang_fail_ends_the_job(desk: Desk) -> None:
@@ -89,7 +86,7 @@ def test_on_hang_fail_ends_the_job(desk: Desk) -> None:
     assert job.kinds() == ["hang"]
 
 
-def test_on_hang_notify_says_so_and_lets_the_job_go_on(desk: Desk) -> None:
+def test_on_hang_notify_reports_and_keeps_job_running(desk: Desk) -> None:
     script = "import time; time.sleep(12); print('awake')"
     job = desk.submit(
         {"train.py": script}, procs_per_node=1, entrypoint="train.py",

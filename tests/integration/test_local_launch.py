@@ -77,7 +77,7 @@ def _node_log(folder: JobDir, attempt: int = 1, node: str = "node-0") -> str:
     return folder.node_log(attempt, node).read_text()
 
 
-def test_every_way_to_call_a_launcher_starts_the_gang_with_the_words_of_the_shell(desk: Desk) -> None:
+def test_every_launcher_call_starts_gang_with_shell_arguments(desk: Desk) -> None:
     files = {"words.py": WORDS, "dist_train.sh": DIST_TRAIN}
     job = _desk_with_launchers(desk).submit(files, launch=SHAPES)
     assert job.wait()["state"] == "SUCCEEDED", (job.verdicts(), _node_log(job.job.folder))
@@ -126,9 +126,8 @@ for line in sys.argv[1:]:
 """Runs lines that call torchrun or torch.distributed.launch by torch's own code, which is imported once."""
 
 
-def test_the_words_that_reach_a_rank_are_those_that_the_real_launcher_hands_over(
-    desk: Desk, tmp_path: Path
-) -> None:
+def test_rank_arguments_match_those_of_real_launcher(desk: Desk, tmp_path: Path) -> None:
+    """The arguments that reach a rank are those that the real launcher passes on."""
     lines = [
         "torchrun --nproc-per-node 2 words.py -- --lr 0.1 '' 'a  b' '${local_rank}' '$HOME$$' -x --y=1",
         "python -m torch.distributed.launch --nproc_per_node=2 -m words --config-name=a.b",
@@ -141,12 +140,7 @@ def test_the_words_that_reach_a_rank_are_those_that_the_real_launcher_hands_over
     found = [json.loads(line)["words"] for line in real.stdout.splitlines() if line.startswith("{")]
     job = _desk_with_launchers(desk).submit({"words.py": WORDS}, launch="set -e\n" + "\n".join(lines))
     assert job.wait()["state"] == "SUCCEEDED", _node_log(job.job.folder)
-    ours = [
-        json.loads(line)["words"]
-        for rank in (0, 1)
-        for line in job.log(rank).splitlines()
-        if line.startswith("{")
-    ]
+    ours = [json.loads(line)["words"] for rank in (0, 1) for line in job.log(rank).splitlines() if line.startswith("{")]
     assert sorted(ours) == sorted(found) and len(found) == 2 * len(lines)
 
 
@@ -170,9 +164,7 @@ REFUSED = {
 @pytest.mark.parametrize(
     "cases", [WRONG, pytest.param(REFUSED, marks=pytest.mark.soak)], ids=["each kind", "each refusal"]
 )
-def test_what_is_wrong_with_a_script_is_said_and_not_tried_again(
-    desk: Desk, cases: dict[str, tuple[str, str, list[str]]]
-) -> None:
+def test_script_mistakes_are_reported_and_not_retried(desk: Desk, cases: dict[str, tuple[str, str, list[str]]]) -> None:
     """All jobs run beside each other, since most of their time is waiting; one of them needs two nodes."""
     files = {"words.py": WORDS + "\nimport time\ntime.sleep(60 if '--wait' in sys.argv else 0)\n"}
     _desk_with_launchers(desk)
@@ -198,7 +190,7 @@ time.sleep(60)
 """
 
 
-def test_ranks_that_each_start_a_launcher_end_the_job_and_the_only_rank_may(desk: Desk) -> None:
+def test_launcher_started_in_several_ranks_ends_the_job(desk: Desk) -> None:
     files = {"detector.py": DETECTOR, **FAKE_TORCH}
     job = desk.submit(files, entrypoint="detector.py --lr 1", restart={"max": 3})
     alone = desk.submit(files, entrypoint="detector.py", procs_per_node=1)
@@ -218,7 +210,8 @@ run(int(sys.argv[1]), each_s=0.05)
 )
 
 
-def test_a_crash_in_the_second_call_begins_the_script_again_and_a_cancel_ends_it(desk: Desk) -> None:
+def test_crash_in_second_call_restarts_script(desk: Desk) -> None:
+    """A crash in the second launcher call restarts the script, and a cancel ends it."""
     script = """
         trap 'echo told to end; exit 5' TERM
         torchrun steps.py 3 first

@@ -13,7 +13,8 @@ pytestmark = pytest.mark.slow
 STATUS_S_MAX = 30.0
 
 
-def test_a_script_that_continues_after_its_ranks_is_told_without_a_suspicion(desk: Desk) -> None:
+def test_script_running_after_its_ranks_is_no_suspicion(desk: Desk) -> None:
+    """A script that continues after its ranks is reported without a suspicion."""
     job = desk.submit(
         {"words.py": "print('done')\n"}, entrypoint=None, nodes=1, procs_per_node=2,
         launch="sleep 12 &\ntorchrun --nproc_per_node 2 words.py\nwait",

@@ -34,12 +34,10 @@ def _argv(*words: str) -> list[str]:
     return [sys.executable, "-m", "orchestrator.cli", "run", *words]
 
 
-def test_a_line_runs_a_script_and_shows_its_output(desk: Desk) -> None:
+def test_run_line_runs_script_and_shows_output(desk: Desk) -> None:
     (desk.folder / "train.py").write_text(SCRIPT)
     argv = _argv("--procs", "2", "--env", "NOTE=hi", "train.py", "--nodes", "two words")
-    done = subprocess.run(
-        argv, cwd=desk.folder, env=desk.environ, capture_output=True, text=True, timeout=RUN_S_MAX
-    )
+    done = subprocess.run(argv, cwd=desk.folder, env=desk.environ, capture_output=True, text=True, timeout=RUN_S_MAX)
     job = _job_of(desk)
     assert done.returncode == 0, done.stderr
     assert "rank 1 ['--nodes', 'two words'] hi" in done.stdout
@@ -50,7 +48,8 @@ def test_a_line_runs_a_script_and_shows_its_output(desk: Desk) -> None:
     )
 
 
-def test_an_interrupt_leaves_the_job_running_and_says_so(desk: Desk) -> None:
+def test_run_interrupt_keeps_job_and_says_so(desk: Desk) -> None:
+    """An interrupt of orch run leaves the job running and says so."""
     (desk.folder / "train.py").write_text(SCRIPT)
     with subprocess.Popen(
         _argv("--procs", "1", "train.py", "--wait"), cwd=desk.folder, env=desk.environ, text=True,
@@ -58,9 +57,7 @@ def test_an_interrupt_leaves_the_job_running_and_says_so(desk: Desk) -> None:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell in the background ignores it
     ) as process:  # fmt: skip
         jobs = Path(desk.environ["ORCH_HOME"]) / "jobs"
-        wait_until(
-            lambda: jobs.is_dir() and any(not path.name.startswith(".") for path in jobs.iterdir()), "a job"
-        )
+        wait_until(lambda: jobs.is_dir() and any(not path.name.startswith(".") for path in jobs.iterdir()), "a job")
         job = _job_of(desk)
         job.wait_for_line("rank 0")
         os.kill(process.pid, signal.SIGINT)
@@ -73,9 +70,10 @@ def test_an_interrupt_leaves_the_job_running_and_says_so(desk: Desk) -> None:
     assert job.wait()["state"] == "CANCELLED"
 
 
-def test_python_runs_a_script_and_resumes_it_when_its_session_is_over(
+def test_python_api_runs_and_resumes_script(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Python code runs a script and resumes it when its session is over."""
     (desk.folder / "train.py").write_text(SCRIPT)
     monkeypatch.chdir(desk.folder)
     for name, value in desk.environ.items():
@@ -115,9 +113,10 @@ run(60 if start else 10000, each_s=0.05, at_step=save, start=start)
 )
 
 
-def test_a_job_of_a_session_that_was_cut_off_is_refused_and_a_new_one_goes_on_from_its_checkpoint(
+def test_cut_off_session_job_resumes_as_new_job(
     desk: Desk,
 ) -> None:
+    """A job of a session that was cut off is refused, and a new one resumes from its checkpoint."""
     job = desk.submit({**FAKE_TORCH, "train.py": STEPS}, entrypoint="train.py", checkpoint={"path": "step-*"})
     wait_until(lambda: job.seen()["checkpoint"], "a checkpoint")
     _cut_off(job)
@@ -157,6 +156,4 @@ def _age(state: Path) -> None:
 
 def _status_text(desk: Desk) -> str:
     argv = [sys.executable, "-m", "orchestrator.cli", "status"]
-    return subprocess.run(
-        argv, env=desk.environ, capture_output=True, text=True, timeout=RUN_S_MAX, check=True
-    ).stdout
+    return subprocess.run(argv, env=desk.environ, capture_output=True, text=True, timeout=RUN_S_MAX, check=True).stdout

@@ -27,7 +27,7 @@ def _environment(text: str) -> dict[str, Any]:
     return found
 
 
-def test_every_rank_has_the_whole_contract_and_the_users_word_wins(desk: Desk) -> None:
+def test_rank_environment_is_complete_and_user_values_win(desk: Desk) -> None:
     desk.environ |= {"OUTER": "outer", "SLURM_PROCID": "7", "RANK": "9", "MASTER_PORT": "1", "PET_NNODES": "3",
                      "ORCH_RESUME_FROM": "x", "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
     job = desk.submit(
@@ -68,7 +68,7 @@ raise RuntimeError("refused: " + os.environ["TOKEN_OF_MINE"])
 """
 
 
-def test_a_secret_reaches_the_ranks_and_stands_nowhere_else(desk: Desk) -> None:
+def test_secret_reaches_ranks_and_is_stored_nowhere_else(desk: Desk) -> None:
     desk.environ["TOKEN_OF_MINE"] = SECRET
     job = desk.submit(
         {"train.py": RAISE}, procs_per_node=1, entrypoint="train.py", secrets=["TOKEN_OF_MINE"],
@@ -109,7 +109,7 @@ Path(f"made-{os.environ['RANK']}").mkdir()
 """
 
 
-def test_no_other_user_can_write_into_a_job_folder_whatever_the_umask_is(desk: Desk) -> None:
+def test_job_folder_is_not_writable_under_any_umask(desk: Desk) -> None:
     """Code, scripts and checkpoints are executed or loaded, and so is what Python keeps beside them."""
     before = os.umask(0)
     try:

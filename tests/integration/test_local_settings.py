@@ -35,7 +35,7 @@ def _expected(node: Any, root: Path, rank: int) -> dict[str, str]:
     return expected
 
 
-def test_ranks_get_the_settings_that_are_planned_and_no_others(desk: Desk) -> None:
+def test_ranks_get_exactly_the_planned_settings(desk: Desk) -> None:
     desk.environ |= {"NCCL_SOCKET_NTHREADS": "2", "TORCH_FR_BUFFER_SIZE": "3000"}
     job = desk.submit(
         {"train.py": DUMP}, nodes=2, entrypoint="train.py", env={"NCCL_DEBUG": "WARN", "MINE": "1"},
@@ -57,7 +57,7 @@ def test_ranks_get_the_settings_that_are_planned_and_no_others(desk: Desk) -> No
     assert (planned.batch_size, job.job.status()["effective_batch"]) == (32, 32)
 
 
-def test_what_setup_lines_set_wins_and_is_named(desk: Desk) -> None:
+def test_settings_of_setup_lines_win_and_are_named(desk: Desk) -> None:
     job = desk.submit(
         {"train.py": DUMP}, procs_per_node=1, entrypoint="train.py",
         setup=["export OMP_NUM_THREADS=7", "export NCCL_DEBUG_FILE=/dev/null"],

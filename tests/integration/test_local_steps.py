@@ -36,7 +36,7 @@ for _ in tqdm(range(1000)):
 """
 
 
-def test_ranks_that_train_alone_are_told_to_their_user(desk: Desk, tmp_path: Path) -> None:
+def test_ranks_that_train_alone_are_reported(desk: Desk, tmp_path: Path) -> None:
     told = tmp_path / "told.jsonl"
     job = desk.submit(
         {**FAKE_TORCH, "train.py": ALONE}, nodes=2, procs_per_node=1, entrypoint="train.py",
@@ -47,9 +47,7 @@ def test_ranks_that_train_alone_are_told_to_their_user(desk: Desk, tmp_path: Pat
     (notice,) = job.notices(d.NoticeTopic.ALONE, d.NoticeTopic.STEPS)
     assert notice.why.startswith(words)
     shown = cells.plain_text(status.job(job.job.source.status()))
-    assert (
-        f"notice      {words}" in shown and "fix: if they are to train together, torch.distributed" in shown
-    )
+    assert f"notice      {words}" in shown and "fix: if they are to train together, torch.distributed" in shown
     assert words in cells.plain_text(post_mortem.post_mortem(job.job.why()))
     wait_until(job.job.folder.ended.exists, "the end of the supervisor's work")
     (note,) = [json.loads(line) for line in told.read_text().splitlines()]
@@ -58,7 +56,7 @@ def test_ranks_that_train_alone_are_told_to_their_user(desk: Desk, tmp_path: Pat
     assert not job.news(d.Judge) and not job.notices(d.NoticeTopic.HANG, d.NoticeTopic.DESYNC)
 
 
-def test_what_a_checkpoint_says_of_its_step_counts_and_is_said(desk: Desk) -> None:
+def test_step_stated_by_checkpoint_counts_and_is_shown(desk: Desk) -> None:
     job = desk.submit({**FAKE_TORCH, "train.py": SAVES}, nodes=1, procs_per_node=1, entrypoint="train.py")
     end = job.wait()
     assert end["state"] == "SUCCEEDED"
@@ -68,7 +66,7 @@ def test_what_a_checkpoint_says_of_its_step_counts_and_is_said(desk: Desk) -> No
     assert notice.why in cells.plain_text(status.job(job.job.source.status()))
 
 
-def test_a_bar_is_the_progress_of_a_job_without_steps(desk: Desk) -> None:
+def test_progress_bar_is_progress_of_job_without_steps(desk: Desk) -> None:
     shown = "/1000 (tqdm)"
     job = desk.submit({"infer.py": INFERS}, nodes=1, procs_per_node=2, entrypoint="infer.py")
     wait_until(lambda: shown in (job.seen()["progress"] or ""), "a bar")
@@ -78,6 +76,4 @@ def test_a_bar_is_the_progress_of_a_job_without_steps(desk: Desk) -> None:
     assert shown in cells.plain_text([status.headline(seen)])
     job.job.cancel()
     assert job.wait()["state"] == "CANCELLED"
-    assert not job.news(d.Judge) and not [
-        one for one in job.news(d.Notice) if one.topic is not d.NoticeTopic.SLOW
-    ]
+    assert not job.news(d.Judge) and not [one for one in job.news(d.Notice) if one.topic is not d.NoticeTopic.SLOW]

@@ -36,9 +36,8 @@ while True:
 @pytest.mark.parametrize(
     "entry", [{"entrypoint": "train.py"}, {"command": "python3 train.py; true"}], ids=["script", "command"]
 )
-def test_on_cancel_a_script_saves_and_one_that_ignores_term_is_killed_after_the_grace(
-    desk: Desk, entry: dict[str, str]
-) -> None:
+def test_cancel_lets_script_save_and_kills_after_grace(desk: Desk, entry: dict[str, str]) -> None:
+    """On cancel a script saves, and one that ignores TERM is killed after the grace period."""
     spec: dict[str, object] = {**entry, "procs_per_node": 3, "monitor": {"stop_grace": 2}}
     job = desk.submit({"train.py": SAVER}, **spec)  # type: ignore[arg-type]
     for rank in range(3):
@@ -56,9 +55,10 @@ def test_on_cancel_a_script_saves_and_one_that_ignores_term_is_killed_after_the_
         job.job.cancel()
 
 
-def test_restart_ends_the_attempt_and_the_next_begins_from_the_newest_checkpoint_at_no_cost(
+def test_restart_resumes_from_newest_checkpoint_at_no_cost(
     desk: Desk,
 ) -> None:
+    """orch restart ends the attempt; the next resumes from the newest checkpoint and costs no restart."""
     script = f"""{STEPPER}
 folder, resume = Path(os.environ["ORCH_CHECKPOINT_DIR"]), os.environ["ORCH_RESUME_FROM"]
 start = int(Path(resume).stem.partition("-")[2]) if resume else 0
@@ -68,9 +68,7 @@ if rank == 0:
 if attempt == 1:
     run(100_000, 0.05, start=20)
 """
-    job = desk.submit(
-        {**FAKE_TORCH, "train.py": script}, entrypoint="train.py", procs_per_node=2, restart={"max": 0}
-    )
+    job = desk.submit({**FAKE_TORCH, "train.py": script}, entrypoint="train.py", procs_per_node=2, restart={"max": 0})
     wait_until(lambda: job.seen()["checkpoint"], "a checkpoint")
     assert job.job.restart()["attempt"] == 1
     status = job.wait()
@@ -82,10 +80,9 @@ if attempt == 1:
         job.job.restart()
 
 
-@pytest.mark.parametrize(
-    "at_step", ["lambda step: None", "lambda step: Path(__file__).stat()"], ids=["runs", "fails"]
-)
-def test_a_job_whose_folder_is_deleted_ends_and_does_not_come_back(desk: Desk, at_step: str) -> None:
+@pytest.mark.parametrize("at_step", ["lambda step: None", "lambda step: Path(__file__).stat()"], ids=["runs", "fails"])
+def test_job_with_deleted_folder_ends_for_good(desk: Desk, at_step: str) -> None:
+    """A job whose folder is deleted ends and does not come back."""
     script = STEPPER + f"run(100000, at_step={at_step})"
     job = desk.submit({"train.py": script, **FAKE_TORCH}, nodes=2, entrypoint="train.py")
     job.wait_for_step(3)
@@ -95,13 +92,14 @@ def test_a_job_whose_folder_is_deleted_ends_and_does_not_come_back(desk: Desk, a
     assert not job.root.exists()
 
 
-def test_a_cancel_right_after_submit_starts_no_rank_or_ends_it(desk: Desk) -> None:
+def test_cancel_right_after_submit_leaves_no_rank(desk: Desk) -> None:
+    """A cancel right after submit starts no rank, or ends it."""
     job = desk.submit({"train.py": "import time; time.sleep(600)"}, nodes=2, entrypoint="train.py")
     job.job.cancel()
     assert job.wait()["state"] == "CANCELLED"
 
 
-def test_a_cancel_ends_the_setup_lines_with_all_their_children(desk: Desk) -> None:
+def test_cancel_ends_setup_lines_with_all_children(desk: Desk) -> None:
     job = desk.submit(
         {"train.py": "print('never')"},
         entrypoint="train.py",
@@ -114,7 +112,7 @@ def test_a_cancel_ends_the_setup_lines_with_all_their_children(desk: Desk) -> No
     assert "never" not in job.log()
 
 
-def test_a_cancel_while_a_restart_waits_ends_the_job(desk: Desk) -> None:
+def test_cancel_during_restart_delay_ends_the_job(desk: Desk) -> None:
     job = desk.submit(
         {"train.py": "import os; os._exit(int(os.environ['ORCH_ATTEMPT']))"},
         entrypoint="train.py", restart={"max": 5, "backoff": 600, "backoff_max": 600},
@@ -126,7 +124,8 @@ def test_a_cancel_while_a_restart_waits_ends_the_job(desk: Desk) -> None:
     assert len(job.attempts()) == 2
 
 
-def test_two_cancels_at_once_are_one(desk: Desk) -> None:
+def test_two_concurrent_cancels_are_one(desk: Desk) -> None:
+    """Two cancels at once count as one."""
     job = desk.submit({"train.py": "import time; time.sleep(600)"}, entrypoint="train.py")
     job.wait_for_state("RUNNING")
     folder = job.job.folder.requests
@@ -135,7 +134,7 @@ def test_two_cancels_at_once_are_one(desk: Desk) -> None:
     assert job.wait()["state"] == "CANCELLED"
 
 
-def test_a_signal_from_outside_is_a_crash_and_the_job_goes_on(desk: Desk) -> None:
+def test_external_signal_is_a_crash_and_job_resumes(desk: Desk) -> None:
     script = STEPPER + "print('ready', flush=True)\nrun(1000000 if attempt == 1 else 5)"
     job = desk.submit({**FAKE_TORCH, "train.py": script}, entrypoint="train.py")
     wait_until(lambda: len(job.steps_logged(1)) >= 3, "three steps of rank 1")
@@ -146,7 +145,7 @@ def test_a_signal_from_outside_is_a_crash_and_the_job_goes_on(desk: Desk) -> Non
     assert "SIGTERM" in json.dumps(job.verdict())
 
 
-def test_the_time_limit_ends_the_job_with_its_grace(desk: Desk) -> None:
+def test_time_limit_ends_job_after_its_grace(desk: Desk) -> None:
     job = desk.submit({"train.py": SAVER}, procs_per_node=1, entrypoint="train.py", time_limit="8s")
     assert job.wait()["state"] == "FAILED"
     assert job.kinds() == ["time_limit"]

@@ -48,7 +48,8 @@ def _stragglers(job: Sight) -> list[dict[str, object]]:
     return found
 
 
-def test_a_rank_that_is_slow_by_itself_is_named_and_those_that_wait_for_it_are_not(desk: Desk) -> None:
+def test_straggler_is_named_but_waiting_ranks_are_not(desk: Desk) -> None:
+    """A rank that is slow by itself is named, and those that wait for it are not."""
     job = desk.submit({"train.py": TRAINS}, nodes=2, procs_per_node=1, entrypoint="train.py")
     wait_until(lambda: job.seen()["step"], "a step", READY_S_MAX)
     found = wait_until(lambda: _stragglers(job), "a straggler", NAMED_S_MAX)

@@ -59,9 +59,7 @@ def _assert_nothing_lost_or_doubled(job: Sight) -> None:
     assert [entry.n for entry in entries] == list(range(1, len(entries) + 1))
     kept = [(entry.incarnation, entry.seq) for entry in entries if entry.seq]
     assert len(kept) == len(set(kept))
-    assert [entry.news.at for entry in entries if entry.seq] == sorted(
-        entry.news.at for entry in entries if entry.seq
-    )
+    assert [entry.news.at for entry in entries if entry.seq] == sorted(entry.news.at for entry in entries if entry.seq)
     for rank in range(4):
         assert job.steps_logged(rank) == STEPS
     exits = sorted(one.rank for one in job.news(reports.Exited))
@@ -69,7 +67,8 @@ def _assert_nothing_lost_or_doubled(job: Sight) -> None:
     assert len(job.news(d.BeginAttempt)) == len(job.news(d.EndJob)) == 1
 
 
-def test_a_supervisor_that_dies_is_started_again_by_itself(desk: Desk) -> None:
+def test_dead_supervisor_restarts_by_itself(desk: Desk) -> None:
+    """A supervisor that dies is started again automatically."""
     job = _gated(desk)
     job.wait_for_step(50)
     ranks = job.rank_procs()
@@ -84,7 +83,8 @@ def test_a_supervisor_that_dies_is_started_again_by_itself(desk: Desk) -> None:
     _assert_nothing_lost_or_doubled(job)
 
 
-def test_ranks_go_on_without_a_supervisor_and_each_next_look_revives_it(desk: Desk) -> None:
+def test_ranks_run_without_supervisor_until_command_revives_it(desk: Desk) -> None:
+    """Ranks keep running without a supervisor, and the next command starts it again."""
     job = _gated(desk)
     job.kill_supervisor()  # right after submit
     for step in (5, 20, 50):
@@ -104,7 +104,7 @@ def test_ranks_go_on_without_a_supervisor_and_each_next_look_revives_it(desk: De
 
 
 @pytest.mark.soak
-def test_what_happens_while_nobody_supervises_is_told_later(desk: Desk) -> None:
+def test_events_without_supervisor_are_reported_later(desk: Desk) -> None:
     job = _gated(desk)
     job.wait_for_step(50)
     ranks = job.rank_procs()
@@ -118,7 +118,8 @@ def test_what_happens_while_nobody_supervises_is_told_later(desk: Desk) -> None:
     assert len([one for one in job.news(reports.Exited) if one.attempt == 1]) == 4
 
 
-def test_a_job_that_ended_unseen_is_found_to_have_succeeded(desk: Desk) -> None:
+def test_unsupervised_success_is_recognised(desk: Desk) -> None:
+    """A job that finished unsupervised is found to have succeeded."""
     job = _gated(desk)
     job.wait_for_step(50)
     ranks = job.rank_procs()
@@ -129,7 +130,8 @@ def test_a_job_that_ended_unseen_is_found_to_have_succeeded(desk: Desk) -> None:
     _assert_nothing_lost_or_doubled(job)
 
 
-def test_a_cancel_asked_of_a_dead_supervisor_is_heard_by_the_next(desk: Desk) -> None:
+def test_cancel_for_dead_supervisor_reaches_the_next(desk: Desk) -> None:
+    """A cancel that was sent to a dead supervisor is carried out by the next one."""
     job = _gated(desk)
     job.wait_for_step(5)
     job.kill_supervisor()
@@ -138,7 +140,7 @@ def test_a_cancel_asked_of_a_dead_supervisor_is_heard_by_the_next(desk: Desk) ->
 
 
 @pytest.mark.soak
-def test_a_torn_last_line_of_the_journal_is_forgotten(desk: Desk) -> None:
+def test_torn_last_journal_line_is_dropped(desk: Desk) -> None:
     job = _gated(desk)
     job.wait_for_step(5)
     job.kill_supervisor()
@@ -165,9 +167,10 @@ def test_a_second_supervisor_leaves_the_first_alone(desk: Desk) -> None:
     assert job.wait()["state"] == "SUCCEEDED"
 
 
-def test_a_supervisor_that_wakes_after_its_job_was_taken_over_leaves_without_a_word_to_anyone(
+def test_superseded_supervisor_wakes_and_exits_silently(
     desk: Desk,
 ) -> None:
+    """A supervisor that wakes after another took over its job exits without sending anything."""
     job = _gated(desk)
     job.wait_for_step(50)
     ranks, old, lock = job.rank_procs(), job.supervisor(), job.job.folder.lock
@@ -189,7 +192,8 @@ def test_a_supervisor_that_wakes_after_its_job_was_taken_over_leaves_without_a_w
     _assert_nothing_lost_or_doubled(job)
 
 
-def test_a_look_at_a_copy_of_a_running_job_harms_nothing_of_it(desk: Desk) -> None:
+def test_status_on_copied_job_folder_harms_nothing(desk: Desk) -> None:
+    """Reading a copy of a running job does not harm the job."""
     job = _gated(desk)
     job.wait_for_step(49)
     ranks = job.rank_procs()
@@ -220,7 +224,8 @@ while not os.path.exists(os.environ["ORCH_CHECKPOINT_DIR"] + "/gate"):
 """
 
 
-def test_a_job_that_a_rank_submits_goes_on_when_the_outer_one_has_ended(desk: Desk) -> None:
+def test_job_submitted_by_rank_outlives_the_outer_job(desk: Desk) -> None:
+    """A job that a rank submits keeps running when the outer one has ended."""
     inner = "name: inner\nnodes: 1\nprocs_per_node: 1\nentrypoint: inner.py\n"
     files = {"train.py": NESTED, "inner.py": INNER, "inner.yaml": inner}
     outer = desk.submit(files, procs_per_node=1, entrypoint="train.py")

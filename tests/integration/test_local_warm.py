@@ -109,9 +109,8 @@ def _how(job: Sight, attempt: int = 1) -> str:
 @pytest.mark.parametrize(
     "entry", ["probe.py --lr 0.1 'two words'", pytest.param("-m pack.probe --lr 0.1", marks=pytest.mark.soak)]
 )
-def test_a_forked_rank_sees_what_a_new_interpreter_sees_that_starts_when_the_template_does_not_answer(
-    desk: Desk, entry: str
-) -> None:
+def test_forked_rank_matches_new_interpreter_and_falls_back(desk: Desk, entry: str) -> None:
+    """A forked rank sees what a new interpreter sees; one starts if the template does not answer."""
     files = {"probe.py": PROBE, "pack/__init__.py": "", "pack/probe.py": PROBE}
     job = desk.submit(files, name="probe", entrypoint=entry)
     for attempt in (1, 2):
@@ -159,9 +158,7 @@ for step in range(40):
 def _template(job: Sight) -> Proc:
     """Return the node's template."""
     (one,) = (
-        proc
-        for proc in job.processes()
-        if b"template.py" in (procfs.PROC / str(proc.pid) / "cmdline").read_bytes()
+        proc for proc in job.processes() if b"template.py" in (procfs.PROC / str(proc.pid) / "cmdline").read_bytes()
     )
     return one
 
@@ -186,7 +183,8 @@ KILLS = 100
 
 
 @pytest.mark.soak
-def test_a_gang_comes_back_after_each_of_a_hundred_kills_and_leaves_nothing_behind(desk: Desk) -> None:
+def test_gang_survives_hundred_kills_without_leftovers(desk: Desk) -> None:
+    """A gang comes back after each of a hundred kills and leaves nothing behind."""
     job = desk.submit({"gang.py": GANG}, entrypoint="gang.py", procs_per_node=2, restart={"max": 1000})
     figures = []
     for attempt in range(1, KILLS + 1):
@@ -196,9 +194,7 @@ def test_a_gang_comes_back_after_each_of_a_hundred_kills_and_leaves_nothing_behi
     _await_steps(job, KILLS + 1)
     early, late = figures[5], _figures(job)
     assert job.kinds() == ["crash"] * KILLS + [None]
-    assert {how for one in job.attempts() for how in one["starts"]} == {
-        "forks of a process that has imported torch"
-    }
+    assert {how for one in job.attempts() for how in one["starts"]} == {"forks of a process that has imported torch"}
     assert late["template"] == early["template"], "one template served all"
     assert late["agent_fds"] <= early["agent_fds"] + 1 and late["template_fds"] == early["template_fds"]
     assert late["zombies"] == 0 and late["processes"] == early["processes"]
@@ -232,7 +228,7 @@ def _figures(job: Sight) -> dict[str, int]:
 
 
 @pytest.mark.soak
-def test_ranks_are_forked_again_when_their_template_was_killed(desk: Desk) -> None:
+def test_ranks_fork_again_after_template_is_killed(desk: Desk) -> None:
     job = desk.submit({"train.py": TRAIN}, entrypoint="train.py")
     for attempt in (1, 2):
         wait_until(lambda: job.seen()["attempt"] == attempt and (job.seen()["step"] or 0) > 5, "steps")  # noqa: B023
@@ -253,7 +249,7 @@ while not os.path.exists("go"):
 """
 
 
-def test_contexts_of_gpus_are_made_in_ranks_and_not_in_their_template(desk: Desk) -> None:
+def test_gpu_contexts_are_created_in_ranks_only(desk: Desk) -> None:
     if not has_gpu():
         pytest.skip("needs a CUDA device")
     job = desk.submit({"train.py": ON_GPU}, entrypoint="train.py", procs_per_node=1, gpus_per_node=1)

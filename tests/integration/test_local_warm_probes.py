@@ -164,7 +164,7 @@ def _run(desk: Desk, name: str, start: str, **spec: Any) -> Sight:
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_a_program_prints_as_a_fork_what_it_prints_as_a_new_interpreter(desk: Desk, name: str) -> None:
+def test_forked_program_prints_like_new_interpreter(desk: Desk, name: str) -> None:
     if name == "lightning":
         need("lightning")
     spec: dict[str, Any] = {"env": SETTINGS[name]} if name in SETTINGS else {}

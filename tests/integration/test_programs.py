@@ -56,7 +56,7 @@ def _checked(verb: str, text: str) -> Any:
     return told
 
 
-def test_every_json_output_is_as_its_schema_says_and_a_wait_tells_what_to_do(desk: Desk) -> None:
+def test_json_outputs_match_schemas_and_wait_suggests_action(desk: Desk) -> None:
     fields: dict[str, Any] = {"procs_per_node": 2, "entrypoint": "train.py", "restart": {"max": 1}}
     job = desk.submit({**FAKE_TORCH, "train.py": FAILS}, **fields)
     wait_until(lambda: job.seen()["step"], "a step")
@@ -66,10 +66,7 @@ def test_every_json_output_is_as_its_schema_says_and_a_wait_tells_what_to_do(des
     assert told["verdict"]["cause"] == "exception" and "ValueError: bad batch" in told["verdict"]["summary"]
     (culprit,) = told["culprits"]
     assert (culprit["rank"], culprit["node"]) == (1, "node-0")
-    assert (
-        culprit["file"].endswith("train.py")
-        and culprit["line"] == FAILS[: FAILS.index("raise")].count("\n") + 1
-    )
+    assert culprit["file"].endswith("train.py") and culprit["line"] == FAILS[: FAILS.index("raise")].count("\n") + 1
     assert f"orch resume {job.job.reference}" in [step["command"] for step in told["next"]]
     for words in (["status"], ["status", "--all"], ["why"], ["checkpoints"], ["nodes"], ["goodput"]):
         assert _orch(desk, *words)[0] == 0
@@ -80,13 +77,15 @@ def test_every_json_output_is_as_its_schema_says_and_a_wait_tells_what_to_do(des
         assert _orch(desk, verb, "job.yaml")[1]
 
 
-def test_a_wait_ends_with_its_time_while_the_job_goes_on(desk: Desk) -> None:
+def test_wait_times_out_while_job_keeps_running(desk: Desk) -> None:
+    """A wait ends with its time limit while the job keeps running."""
     desk.submit({**FAKE_TORCH, "train.py": STEPPER + "run(100000)"}, entrypoint="train.py")
     code, told = _orch(desk, "wait", "--timeout", "1s")
     assert (code, told["ended"], told["verdict"], told["culprits"]) == (124, False, None, [])
 
 
-def test_a_key_makes_one_job_of_many_submits_also_at_once_and_after_its_end(desk: Desk) -> None:
+def test_submit_key_makes_one_job_of_many_submits(desk: Desk) -> None:
+    """A key makes one job of many submits, also at once and after its end."""
     spec = desk.folder / "job.yaml"
     (desk.folder / "train.py").write_text("print('hi')")
     spec.write_text(json.dumps({"name": "t", "procs_per_node": 1, "entrypoint": "train.py"}))
@@ -107,11 +106,9 @@ def test_a_key_makes_one_job_of_many_submits_also_at_once_and_after_its_end(desk
             orchestrator.submit(spec, environ=desk.environ, key=key)
 
 
-def test_metrics_are_scraped_by_prometheus_and_a_folder_that_is_damaged_hides_no_other(desk: Desk) -> None:
+def test_prometheus_scrapes_metrics_beside_damaged_job_folder(desk: Desk) -> None:
     for name in ("good", "bad"):
-        job = desk.submit(
-            {**FAKE_TORCH, "train.py": FAILS}, entrypoint="train.py", name=name, procs_per_node=2
-        )
+        job = desk.submit({**FAKE_TORCH, "train.py": FAILS}, entrypoint="train.py", name=name, procs_per_node=2)
         assert job.wait()["state"] == "FAILED"
     wait_until(job.job.folder.ended.exists, "the supervisor's last line")
     state = job.job.folder.state.read_text()
@@ -127,9 +124,7 @@ def test_metrics_are_scraped_by_prometheus_and_a_folder_that_is_damaged_hides_no
     assert f'orch_job_state{{{good},state="FAILED"}} 1.0' in lines and "orch_unreadable_jobs 1.0" in lines
     assert f'orch_job_restarts_total{{cause="crash",{good}}} 1.0' in lines
     seconds = [
-        float(line.split()[-1])
-        for line in lines
-        if line.startswith("orch_job_time_seconds_total{") and good in line
+        float(line.split()[-1]) for line in lines if line.startswith("orch_job_time_seconds_total{") and good in line
     ]
     assert len(seconds) == 9 and sum(seconds) > 0
     promtool = shutil.which("promtool")
@@ -164,9 +159,7 @@ def _prometheus(desk: Desk) -> Iterator[Callable[[str], list[Any]]]:
             {
                 "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
                 "rule_files": [str(ROOT / "docs/prometheus/alerts.yaml")],
-                "scrape_configs": [
-                    {"job_name": "orch", "static_configs": [{"targets": [f"127.0.0.1:{metrics}"]}]}
-                ],
+                "scrape_configs": [{"job_name": "orch", "static_configs": [{"targets": [f"127.0.0.1:{metrics}"]}]}],
             }
         )
     )
@@ -179,9 +172,7 @@ def _prometheus(desk: Desk) -> Iterator[Callable[[str], list[Any]]]:
     def query(text: str) -> list[Any]:
         words = urllib.parse.urlencode({"query": text})
         try:
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{port}/api/v1/query?{words}", timeout=RUN_S_MAX
-            ) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?{words}", timeout=RUN_S_MAX) as answer:
                 found: list[Any] = json.load(answer)["data"]["result"]
                 return found
         except urllib.error.HTTPError as err:
@@ -200,16 +191,15 @@ def _prometheus(desk: Desk) -> Iterator[Callable[[str], list[Any]]]:
         yield query
 
 
-def test_an_agent_submits_waits_and_learns_why_by_the_model_context_protocol(desk: Desk) -> None:
+def test_mcp_client_submits_waits_and_reads_cause(desk: Desk) -> None:
+    """An MCP client submits a job, waits for it and learns why it failed."""
     for name, text in {**FAKE_TORCH, "train.py": FAILS}.items():
         (desk.folder / name).parent.mkdir(exist_ok=True, parents=True)
         (desk.folder / name).write_text(text)
     fields: dict[str, Any] = {"procs_per_node": 2, "entrypoint": "train.py", "restart": {"max": 0}}
     (desk.folder / "job.yaml").write_text(json.dumps({"name": "t", **fields}))
     words = ["-m", "orchestrator.cli", "mcp"]
-    server = StdioServerParameters(
-        command=sys.executable, args=words, env=dict(desk.environ), cwd=desk.folder
-    )
+    server = StdioServerParameters(command=sys.executable, args=words, env=dict(desk.environ), cwd=desk.folder)
 
     async def talk() -> None:
         async with Client(server, read_timeout_seconds=RUN_S_MAX) as client:

@@ -36,9 +36,10 @@ ENDS = (OTHERS[:1], OTHERS[-1:])
     [pytest.param(one, marks=() if [one] in ENDS else pytest.mark.soak) for one in OTHERS],
 )
 @pytest.mark.parametrize("ranks_on_other", [True, False], ids=["ranks on it", "agent on it"])
-def test_a_killed_rank_comes_back_and_a_hang_is_named_across_pythons(
+def test_kill_and_hang_are_handled_across_pythons(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, other: str, ranks_on_other: bool
 ) -> None:
+    """On every Python version a killed rank is restarted and a hang is named."""
     mine = sys.executable
     if not ranks_on_other:
         monkeypatch.setattr(sys, "executable", other)  # the submit side hands it on to supervisor and agents

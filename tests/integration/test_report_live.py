@@ -36,15 +36,13 @@ def _code(url: str, method: str = "GET", **headers: str) -> int:
         return err.code
 
 
-def test_a_button_cancels_a_job_and_strangers_do_nothing(desk: Desk, address: str) -> None:
+def test_report_button_cancels_job_but_strangers_cannot(desk: Desk, address: str) -> None:
     job = desk.submit({**FAKE_TORCH, "train.py": STEPPER + "run(100000)"}, entrypoint="train.py")
     wait_until(lambda: job.seen()["step"], "a step")
     origin = address.rsplit("/", 2)[0]
     button = f"{address}jobs/{job.job.id}/cancel"
     assert _code(address) == _code(f"{address}jobs/{job.job.id}") == _code(button) == 200  # it asks once more
-    assert (
-        _code(f"{origin}/") == _code(f"{origin}/wrong/jobs/{job.job.id}/cancel", "POST", Origin=origin) == 403
-    )
+    assert _code(f"{origin}/") == _code(f"{origin}/wrong/jobs/{job.job.id}/cancel", "POST", Origin=origin) == 403
     assert _code(button, "POST", Origin="http://example.org") == _code(button, "POST") == 403
     assert _code(address, Host="example.org") == 403
     assert job.seen()["state"] == "RUNNING"

@@ -26,7 +26,7 @@ run(60, at_step=report)
 )
 
 
-def test_numbers_of_a_real_job_reach_its_status_and_its_series(desk: Desk) -> None:
+def test_numbers_of_real_job_reach_status_and_series(desk: Desk) -> None:
     job = desk.submit({**FAKE_TORCH, "train.py": TALKS}, nodes=2, procs_per_node=1, entrypoint="train.py")
     status = job.wait()
     assert (status["state"], status["loss"], status["total_steps"], status["percent"]) == (

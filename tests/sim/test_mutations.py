@@ -9,7 +9,7 @@ from tests.support.sim.mutations import KILLERS, MUTATIONS, Mutation, kills, mut
 MUTATIONS_MIN = 25
 
 
-def test_there_are_enough_mutations_and_each_has_a_night() -> None:
+def test_mutations_are_enough_and_each_has_a_night() -> None:
     assert len(MUTATIONS) >= MUTATIONS_MIN
     assert [mutation.name for mutation in MUTATIONS] == list(KILLERS)
 
@@ -22,7 +22,7 @@ def test_each_mutation_fits_the_code() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_a_mutation_of_the_brain_is_killed(mutation: Mutation) -> None:
+def test_brain_mutation_is_killed(mutation: Mutation) -> None:
     nights = KILLERS[mutation.name].split(", ")
     assert any(kills(night, mutation) for night in nights), (
         f"{nights} no longer notice {mutation.name!r}; look for others: python -m tests.support.sim.mutations {mutation.name!r}"

@@ -62,26 +62,28 @@ def test_random_nights_break_no_oracle() -> None:
 
 
 @pytest.mark.soak  # the longest night of all
-def test_a_night_may_go_on_that_has_no_step_and_a_rank_that_logs_for_ever() -> None:
+def test_night_without_steps_with_logging_rank_may_continue() -> None:
     """One rank computes in one place, another is blocked beside a thread that logs: no state proves that they hang."""
     _live(World(random_night(700607)), 700607, "test_random_nights")
 
 
-def test_one_fault_is_judged_as_what_it_was_and_a_harmless_one_not_at_all() -> None:
-    _live_each(CLEAN_SEEDS, "test_one_fault", clean_night, check_clean)
+def test_single_fault_is_classified_and_harmless_one_ignored() -> None:
+    _live_each(CLEAN_SEEDS, "test_single_fault", clean_night, check_clean)
 
 
-def test_a_rank_that_stands_still_is_judged_in_time_and_by_name_and_one_that_pauses_is_not() -> None:
-    _live_each(HANG_SEEDS, "test_a_rank_that_stands_still", hang_night, check_clean)
+def test_stuck_rank_is_named_but_paused_is_not() -> None:
+    _live_each(HANG_SEEDS, "test_stuck_rank", hang_night, check_clean)
 
 
-def test_a_rank_out_of_step_is_named_in_time_and_nothing_starts_from_what_came_after() -> None:
-    _live_each(DESYNC_SEEDS, "test_a_rank_out_of_step", desync_night, check_desync)
+def test_desynced_rank_is_named_and_checkpoints_distrusted() -> None:
+    """A rank out of step is named in time, and nothing starts from checkpoints after it."""
+    _live_each(DESYNC_SEEDS, "test_desynced_rank", desync_night, check_desync)
 
 
-def test_one_thing_wrong_with_hosts_is_named_and_got_around_where_others_are() -> None:
-    _live_each(POOL_SEEDS, "test_one_thing_wrong", pool_night, check_pool)
+def test_single_host_fault_is_named_and_avoided() -> None:
+    _live_each(POOL_SEEDS, "test_single_host_fault", pool_night, check_pool)
 
 
-def test_one_thing_that_befalls_a_job_in_a_queue_is_told_apart_from_all_others() -> None:
-    _live_each(QUEUE_SEEDS, "test_one_thing_that_befalls", queue_night, check_queue)
+def test_single_queue_event_is_distinguished_from_all_others() -> None:
+    """One event that befalls a queued job is distinguished from all others."""
+    _live_each(QUEUE_SEEDS, "test_single_queue_event", queue_night, check_queue)

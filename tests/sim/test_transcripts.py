@@ -46,7 +46,7 @@ def tell(seeds: range) -> None:
 
 
 @pytest.mark.slow
-def test_a_night_is_the_same_under_every_hash_seed() -> None:
+def test_night_is_the_same_under_every_hash_seed() -> None:
     told = {
         subprocess.run(
             [sys.executable, "-c", _NIGHTS], cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed},

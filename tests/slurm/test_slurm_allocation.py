@@ -34,11 +34,9 @@ def test_two_by_two_ranks_train_to_the_end(slurm: SlurmBox, desk: Desk) -> None:
     assert slurm.queue.wait_for_state(job.slurm_id(), "COMPLETED", "FAILED")["JobState"] == "COMPLETED"
 
 
-def test_the_variables_of_slurm_are_true_of_each_rank(desk: Desk) -> None:
+def test_slurm_variables_are_correct_for_each_rank(desk: Desk) -> None:
     files = {"train.py": TELLS, **FAKE_TORCH}
-    job = desk.submit(
-        files, gpus_per_node=2, procs_per_node=None, env={"MINE": "1"}, slurm={"cpus_per_task": 2}
-    )
+    job = desk.submit(files, gpus_per_node=2, procs_per_node=None, env={"MINE": "1"}, slurm={"cpus_per_task": 2})
     assert job.wait()["state"] == "SUCCEEDED"
     for rank in range(4):
         env = told(job, rank)
@@ -52,13 +50,11 @@ def test_the_variables_of_slurm_are_true_of_each_rank(desk: Desk) -> None:
         assert env["SLURMD_NODENAME"] == f"node{rank // 2 + 1}"
         assert env["CUDA_VISIBLE_DEVICES"] == "0,1" and env["MINE"] == "1"
         assert env["SLURM_CPUS_PER_TASK"] == "2"
-        assert not {"SLURM_LAUNCH_NODE_IPADDR", "SLURM_LABELIO", "ORCH_ENDING", "ORCH_CPUS_PER_TASK"} & set(
-            env
-        )
+        assert not {"SLURM_LAUNCH_NODE_IPADDR", "SLURM_LABELIO", "ORCH_ENDING", "ORCH_CPUS_PER_TASK"} & set(env)
 
 
 @pytest.mark.soak
-def test_a_killed_rank_is_answered_inside_the_allocation(slurm: SlurmBox, desk: Desk) -> None:
+def test_killed_rank_is_restarted_inside_the_allocation(slurm: SlurmBox, desk: Desk) -> None:
     job = desk.submit(TRAINS)
     seen = job.wait_for_step(5)
     pid = next(one["pid"] for one in seen["ranks"] if one["rank"] == 3)
@@ -80,9 +76,8 @@ def test_a_lost_node_is_replaced_by_the_spare(slurm: SlurmBox, desk: Desk) -> No
     assert job.wait()["state"] == "CANCELLED"
 
 
-def test_a_supervisor_that_dies_is_replaced_and_a_killed_agent_with_its_keeper_is_known_at_once_and_started_again(
-    slurm: SlurmBox, desk: Desk
-) -> None:
+def test_dead_supervisor_and_agent_monitor_are_restarted(slurm: SlurmBox, desk: Desk) -> None:
+    """A dead supervisor is replaced; an agent killed with its monitor is noticed at once and restarted."""
     job = desk.submit(TRAINS)
     step = job.wait_for_step(5)["step"]
     job.kill_supervisor()
@@ -98,7 +93,7 @@ def test_a_supervisor_that_dies_is_replaced_and_a_killed_agent_with_its_keeper_i
     assert job.wait()["state"] == "CANCELLED"
 
 
-def test_a_job_whose_folder_is_deleted_gives_its_nodes_back(slurm: SlurmBox, desk: Desk) -> None:
+def test_deleted_job_folder_releases_the_nodes(slurm: SlurmBox, desk: Desk) -> None:
     job = desk.submit(TRAINS)
     job.wait_for_step(5)
     slurm_id = job.slurm_id()

@@ -51,11 +51,12 @@ def sleeps(box: SlurmBox, *options: str, script: str = "srun sleep 600") -> str:
 # --- jobs
 
 
-def test_a_job_of_two_nodes_has_a_task_on_each(slurm: SlurmBox) -> None:
+def test_box_job_has_one_task_per_node(slurm: SlurmBox) -> None:
+    """A job of two nodes has a task on each."""
     assert sorted(runs(slurm, "srun hostname", "--nodes=2").split()) == ["node1", "node2"]
 
 
-def test_a_job_sees_the_graphics_cards_that_it_asked_for(slurm: SlurmBox) -> None:
+def test_box_job_sees_the_gpus_it_requested(slurm: SlurmBox) -> None:
     script = "echo $CUDA_VISIBLE_DEVICES; ls /dev/nvidia*"
     assert runs(slurm, script, "--gpus-per-node=2").split() == ["0,1", "/dev/nvidia0", "/dev/nvidia1"]
     done = slurm.login.run(["sbatch", "--gpus-per-node=3", "--wrap", "true"], user="trainer", check=False)
@@ -63,13 +64,14 @@ def test_a_job_sees_the_graphics_cards_that_it_asked_for(slurm: SlurmBox) -> Non
     assert "Requested node configuration is not available" in done.stderr
 
 
-def test_a_file_of_a_job_is_the_users_and_on_all_hosts_at_once(slurm: SlurmBox) -> None:
+def test_box_job_file_is_users_on_all_hosts(slurm: SlurmBox) -> None:
+    """A file of a job belongs to the user and is on all hosts at once."""
     words = runs(slurm, "id -un >~/mark; srun cat ~/mark; rm ~/mark", "--nodes=2").split()
     assert words == ["trainer"] * 2
     assert slurm.login.path(OUT).stat().st_uid == 2000
 
 
-def test_a_job_waits_for_what_others_have_and_then_starts(slurm: SlurmBox) -> None:
+def test_box_job_waits_for_resources_then_starts(slurm: SlurmBox) -> None:
     first = sleeps(slurm, "--nodes=4", "--exclusive")
     second = slurm.queue.sbatch("true", "--nodes=1", f"--output={OUT}")
     wait_for(lambda: slurm.queue.job(second)["Reason"] in ("Resources", "Priority"), "a reason")
@@ -82,7 +84,7 @@ def test_a_job_waits_for_what_others_have_and_then_starts(slurm: SlurmBox) -> No
     ("option", "words"),
     [("--partition=nope", "invalid partition specified"), ("--constraint=nope", "Invalid feature")],
 )
-def test_what_the_cluster_does_not_have_is_refused(slurm: SlurmBox, option: str, words: str) -> None:
+def test_box_request_beyond_the_cluster_is_refused(slurm: SlurmBox, option: str, words: str) -> None:
     done = slurm.login.run(["sbatch", option, "--wrap", "true"], user="trainer", check=False)
     assert done.returncode == 1
     assert words in done.stderr
@@ -99,7 +101,7 @@ def test_scancel_ends_a_job_and_all_its_processes(slurm: SlurmBox) -> None:
     wait_for(lambda: not any(at_work(slurm, host.name) for host in slurm.nodes), "silence", 2 * KILL_WAIT_S)
 
 
-def test_the_batch_shell_can_be_warned_without_its_tasks(slurm: SlurmBox) -> None:
+def test_box_batch_shell_can_be_signalled_without_tasks(slurm: SlurmBox) -> None:
     script = "trap 'echo warned; exit 0' USR1\necho ready\nsrun sleep 600 &\nfor _ in {1..3}; do wait; done"
     id = sleeps(slurm, script=script)
     wait_for(lambda: "ready" in printed(slurm), "the trap", QUEUE_S_MAX)
@@ -108,7 +110,7 @@ def test_the_batch_shell_can_be_warned_without_its_tasks(slurm: SlurmBox) -> Non
     assert "warned" in printed(slurm)
 
 
-def test_a_time_limit_is_announced_and_then_ends_a_job(slurm: SlurmBox) -> None:
+def test_box_time_limit_is_announced_then_ends_job(slurm: SlurmBox) -> None:
     script = "trap 'echo warned' USR1\nsrun sleep 600 &\nfor _ in {1..3}; do wait; done"
     id = sleeps(slurm, "--time=10", "--signal=B:USR1@5", "--no-requeue", script=script)
     slurm.queue.end_in(id, 40)  # slurmctld looks every 30 s: before the end, for sure
@@ -123,7 +125,7 @@ def test_a_requeued_job_starts_again_under_its_id(slurm: SlurmBox) -> None:
     assert slurm.queue.job(id)["Restarts"] == "1"
 
 
-def test_a_job_that_is_held_starts_when_it_is_released(slurm: SlurmBox) -> None:
+def test_box_held_job_starts_after_release(slurm: SlurmBox) -> None:
     id = slurm.queue.sbatch("true", "--hold", f"--output={OUT}")
     assert slurm.queue.job(id)["Reason"] == "JobHeldUser"
     slurm.queue.release(id)
@@ -131,13 +133,10 @@ def test_a_job_that_is_held_starts_when_it_is_released(slurm: SlurmBox) -> None:
 
 
 @pytest.mark.parametrize(("partition", "grace_s"), [("main", 0), ("low", GRACE_S)])
-def test_a_job_of_higher_priority_sends_others_back_to_the_queue(
-    slurm: SlurmBox, partition: str, grace_s: int
-) -> None:
+def test_box_higher_priority_job_preempts_by_requeue(slurm: SlurmBox, partition: str, grace_s: int) -> None:
+    """A job of higher priority sends others back to the queue."""
     script = "trap 'echo told; exit' TERM\nwhile :; do sleep 600 & wait; done"
-    id = sleeps(
-        slurm, "--requeue", "--open-mode=append", "--nodes=4", f"--partition={partition}", script=script
-    )
+    id = sleeps(slurm, "--requeue", "--open-mode=append", "--nodes=4", f"--partition={partition}", script=script)
     other = slurm.queue.preempt(4)
     slurm.queue.wait_for_state(id, "PENDING", limit_s=60 + grace_s)
     assert "told" in printed(slurm)
@@ -170,26 +169,25 @@ def test_a_job_outlives_a_node_that_is_lost(slurm: SlurmBox, fault: str) -> None
     slurm.queue.wait_for_node("node3", "idle")
 
 
-def test_a_drained_node_gets_no_job_until_it_is_resumed(slurm: SlurmBox) -> None:
+def test_box_drained_node_gets_no_job_until_resumed(slurm: SlurmBox) -> None:
     slurm.queue.drain("node1", "a loose cable")
     assert runs(slurm, "hostname") == "node2\n"
     slurm.queue.resume("node1")
     slurm.queue.wait_for_node("node1", "idle")
 
 
-def test_a_full_tmp_and_a_limit_are_what_a_job_finds(slurm: SlurmBox) -> None:
+def test_box_full_tmp_and_limit_affect_the_job(slurm: SlurmBox) -> None:
+    """A job is subject to a full /tmp and to a limit that the box sets."""
     slurm.full_tmp("node1")
     slurm.limit("node1", "nofile", 64)
     script = "ulimit -n; head -c 99999 /dev/zero 2>&1 >/tmp/x | grep -c 'No space'"
     assert runs(slurm, script, "--nodelist=node1").split() == ["64", "1"]
     slurm.heal()
-    assert (
-        runs(slurm, "head -c 99999 /dev/zero >/tmp/x && rm /tmp/x; ulimit -n", "-w", "node1").split()[-1]
-        != "64"
-    )
+    assert runs(slurm, "head -c 99999 /dev/zero >/tmp/x && rm /tmp/x; ulimit -n", "-w", "node1").split()[-1] != "64"
 
 
-def test_slurm_may_call_a_node_other_than_its_host_is_called(accounting_slurm: SlurmBox) -> None:
+def test_box_node_name_may_differ_from_host_name(accounting_slurm: SlurmBox) -> None:
+    """Slurm may give a node another name than its host has."""
     script = "srun sh -c 'echo $SLURMD_NODENAME $(hostname)'"
     lines = runs(accounting_slurm, script, "--nodes=2", "--nodelist=gpu-[02-03]").splitlines()
     assert sorted(lines) == ["gpu-02 node2", "gpu-03 node3"]
@@ -207,11 +205,10 @@ def saved_state(box: SlurmBox) -> bytes:
 
 
 @pytest.mark.parametrize("kill", [False, True])
-def test_a_job_goes_on_while_slurmctld_is_away(slurm: SlurmBox, kill: bool) -> None:
+def test_job_runs_while_slurmctld_is_down(slurm: SlurmBox, kill: bool) -> None:
+    """A job keeps running while slurmctld is down."""
     id = sleeps(slurm, "--nodes=2")
-    wait_for(
-        lambda: at_work(slurm, "node2"), "a task", QUEUE_S_MAX
-    )  # it is slurmctld that lets the step begin
+    wait_for(lambda: at_work(slurm, "node2"), "a task", QUEUE_S_MAX)  # it is slurmctld that lets the step begin
     if kill:  # what it has not saved yet would be forgotten: saved is what was said after the job had begun
         slurm.queue.comment(id, said := f"job {id} runs")
         wait_for(lambda: said.encode() in saved_state(slurm), "a saved state", 30)
@@ -228,16 +225,15 @@ def test_without_accounting_sacct_fails(slurm: SlurmBox) -> None:
     assert "accounting storage is disabled" in done.stderr
 
 
-def test_with_accounting_sacct_tells_of_jobs_and_only_known_accounts_may_submit(
+def test_box_accounting_reports_jobs_and_restricts_accounts(
     accounting_slurm: SlurmBox,
 ) -> None:
+    """With accounting, sacct reports jobs, and only known accounts may submit."""
     queue = accounting_slurm.queue
     id = queue.sbatch("true", f"--output={OUT}", f"--account={ACCOUNT}")
     queue.wait_for_state(id, "COMPLETED")
     argv = ["sacct", "-n", "-X", "-P", "-o", "State", "-j", id]
-    wait_for(
-        lambda: accounting_slurm.login.run(argv, user="trainer").stdout == "COMPLETED\n", "its record", 30
-    )
+    wait_for(lambda: accounting_slurm.login.run(argv, user="trainer").stdout == "COMPLETED\n", "its record", 30)
     done = accounting_slurm.login.run(["sbatch", "-A", "nope", "--wrap", "true"], user="trainer", check=False)
     assert "Invalid account" in done.stderr
 
@@ -254,7 +250,8 @@ def test_slurm_can_be_made_to_forget_a_job(accounting_slurm: SlurmBox) -> None:
 # --- the box
 
 
-def test_two_boxes_live_side_by_side_and_leave_nothing(slurm: SlurmBox) -> None:
+def test_two_boxes_run_side_by_side_without_leftovers(slurm: SlurmBox) -> None:
+    """Two boxes run side by side and leave nothing."""
     with SlurmBox(1, gpus=0) as other:
         id = sleeps(other)
         assert other.queue.job(id)["NodeList"] == "node1"

@@ -28,9 +28,7 @@ def argv(path: str) -> list[str]:
 
 def check(slurm: SlurmBox, path: str, *salloc: str) -> list[dict[str, Any]]:
     """Check a job on login, in an allocation where one is named, and return the findings."""
-    done = slurm.login.run(
-        [*salloc, *argv(path)], user="trainer", env={"ORCH_HOME": HOME}, check=False, limit_s=120
-    )
+    done = slurm.login.run([*salloc, *argv(path)], user="trainer", env={"ORCH_HOME": HOME}, check=False, limit_s=120)
     assert done.stdout, done.stderr
     return listed(done.stdout)
 
@@ -73,9 +71,8 @@ def ctrl_c(slurm: SlurmBox, begun: subprocess.Popen[bytes]) -> int:
     return begun.wait(END_S_MAX)
 
 
-def test_a_check_outside_of_an_allocation_looks_at_nodes_that_it_gets_and_leaves_nothing(
-    slurm: SlurmBox, desk: Desk
-) -> None:
+def test_check_outside_allocation_inspects_granted_nodes_without_leftovers(slurm: SlurmBox, desk: Desk) -> None:
+    """A check outside of an allocation inspects the nodes that it is granted and leaves nothing."""
     path = desk.write(SCRIPT, nodes=2, env=install([slurm.login]), time_limit="2h")
     found = check(slurm, path)
     assert [one["nodes"] for one in found if one["what"] == "host"] == [["node1"], ["node2"]]
@@ -86,19 +83,16 @@ def test_a_check_outside_of_an_allocation_looks_at_nodes_that_it_gets_and_leaves
     assert not [*desk.box.login.path(HOME).glob("jobs/*")]
 
 
-def test_a_waiting_check_goes_on_when_nodes_are_free(slurm: SlurmBox, desk: Desk, tmp_path: Path) -> None:
+def test_waiting_check_continues_when_nodes_are_free(slurm: SlurmBox, desk: Desk, tmp_path: Path) -> None:
     path = desk.write(SCRIPT, nodes=2, env=install([slurm.login]))
     with waiting(slurm, path, tmp_path) as (begun, blocker):
         slurm.queue.scancel(blocker)
         assert begun.wait(END_S_MAX) == 0
-    assert "2 of 2 hosts can be used, 2 needed" in [
-        one["found"] for one in listed((tmp_path / "out").read_text())
-    ]
+    assert "2 of 2 hosts can be used, 2 needed" in [one["found"] for one in listed((tmp_path / "out").read_text())]
 
 
-def test_a_ctrl_c_takes_a_waiting_check_out_of_the_queue_and_shows_what_it_knows(
-    slurm: SlurmBox, desk: Desk, tmp_path: Path
-) -> None:
+def test_ctrl_c_removes_waiting_check_and_shows_results(slurm: SlurmBox, desk: Desk, tmp_path: Path) -> None:
+    """Ctrl-C takes a waiting check out of the queue and shows the results so far."""
     path = desk.write(SCRIPT, nodes=2)
     with waiting(slurm, path, tmp_path) as (begun, blocker):
         assert ctrl_c(slurm, begun) == 130
@@ -108,9 +102,8 @@ def test_a_ctrl_c_takes_a_waiting_check_out_of_the_queue_and_shows_what_it_knows
     assert [one["what"] for one in before][-1] == "queue"
 
 
-def test_the_nodes_of_an_allocation_are_checked_together_and_a_cut_between_two_is_named(
-    slurm: SlurmBox, desk: Desk
-) -> None:
+def test_allocation_is_checked_together_and_cut_named(slurm: SlurmBox, desk: Desk) -> None:
+    """The nodes of an allocation are checked together, and a cut between two is named."""
     path = desk.write(SCRIPT, nodes=2, env=install([slurm.login]))
     found = check(slurm, path, "salloc", "--nodes=3", "--nodelist=node1,node2,node3")
     assert [one["nodes"] for one in found if one["what"] == "host"] == [["node1"], ["node2"], ["node3"]]

@@ -10,5 +10,5 @@ from tests.support.cluster.desk import Desk
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", examples.FRAMEWORKS)
-def test_a_framework_s_job_goes_on_in_its_allocation(desk: Desk, name: str) -> None:
+def test_framework_job_resumes_in_its_allocation(desk: Desk, name: str) -> None:
     examples.assert_goes_on(desk, name)

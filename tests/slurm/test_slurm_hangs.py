@@ -10,7 +10,8 @@ from tests.support.cluster.host import TRAINER
 from tests.support.cluster.slurm_jobs import allocations
 
 
-def test_a_hang_is_explained_told_of_from_the_allocation_and_answered_in_it(desk: Desk) -> None:
+def test_hang_is_explained_and_restarted_in_the_allocation(desk: Desk) -> None:
+    """A hang is explained, notified from the allocation and answered in it."""
     told = f"{TRAINER.home}/desk/told.jsonl"  # on all hosts
     command = f"(hostname; cat; echo) >> {told}"
     job = hanging.reading_a_fifo(desk, notify={"command": command, "on": ["hang", "restart"]})

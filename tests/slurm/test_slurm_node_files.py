@@ -15,7 +15,7 @@ SCRIPT = saves_in_out.SAVES_IN_OUT.replace('"out', f'"{OWN}').replace("10**9 if 
 SCRIPT += f'Path(f"{OWN}/rank_{{rank}}.csv").write_text("of a node")\n'
 
 
-def test_files_on_disks_of_nodes_stay_there_and_are_named(desk: Desk, slurm: SlurmBox) -> None:
+def test_files_on_node_disks_stay_and_are_named(desk: Desk, slurm: SlurmBox) -> None:
     job = desk.submit({**saves_in_out.FILES, "train.py": SCRIPT}, procs_per_node=1)
     status = job.wait()
     assert status["state"] == "SUCCEEDED", job.story()
@@ -33,9 +33,8 @@ def test_files_on_disks_of_nodes_stay_there_and_are_named(desk: Desk, slurm: Slu
     assert left == [["metrics.json", "net_0020.pth", "net_0040.pth", "rank_0.csv"], ["rank_1.csv"]]
 
 
-def test_a_resumed_job_begins_from_what_its_node_has_and_never_from_what_another_had(
-    desk: Desk, slurm: SlurmBox
-) -> None:
+def test_resume_uses_own_nodes_files_and_never_others(desk: Desk, slurm: SlurmBox) -> None:
+    """A resumed job starts from what its node has, and never from what another had."""
     job = desk.submit(
         {**saves_in_out.FILES, "train.py": SCRIPT},
         nodes=1,

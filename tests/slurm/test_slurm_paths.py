@@ -6,7 +6,7 @@ from tests.support.cluster.desk import Desk
 from tests.support.cluster.own_resume import FILES
 
 
-def test_the_working_folder_of_all_nodes_is_one(desk: Desk) -> None:
+def test_all_nodes_share_one_working_folder(desk: Desk) -> None:
     job = desk.submit(FILES, entrypoint="train.py --dies {checkpoint_dir}", nodes=2, procs_per_node=1)
     status = job.wait()
     assert status["state"] == "SUCCEEDED", job.story()
@@ -15,7 +15,7 @@ def test_the_working_folder_of_all_nodes_is_one(desk: Desk) -> None:
     assert job.why()[1]["began_from"]["path"].endswith("snapshot.pt")
 
 
-def test_a_named_file_of_the_working_folder_is_gone_on_from(desk: Desk) -> None:
+def test_named_file_of_working_folder_is_resumed(desk: Desk) -> None:
     job = desk.submit(
         FILES, entrypoint="train.py --dies", nodes=2, procs_per_node=1, env={"EACH_S": "0.5"},
         checkpoint={"path": "{job_dir}/code/snapshot.pt", "resume_args": "--from={path}"},

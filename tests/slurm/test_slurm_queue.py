@@ -54,9 +54,7 @@ def _wait(job: Job, text: str) -> None:
     wait_for(lambda: text in _said(job), f"{text!r} in the status", SOON_S_MAX)
 
 
-def test_a_pending_job_is_told_with_its_reason_held_and_released_and_cancelled(
-    slurm: SlurmBox, desk: Desk, crowd: None
-) -> None:
+def test_pending_job_is_shown_held_released_and_cancelled(slurm: SlurmBox, desk: Desk, crowd: None) -> None:
     job = desk.submit(FILES)
     _wait(job, "waits in the queue: Resources")
     assert job.status()["state"] == "QUEUED"
@@ -73,17 +71,15 @@ def test_a_pending_job_is_told_with_its_reason_held_and_released_and_cancelled(
 
 
 @pytest.mark.soak
-def test_many_pending_jobs_are_each_told_and_cancelled(slurm: SlurmBox, desk: Desk, crowd: None) -> None:
+def test_many_pending_jobs_are_shown_and_cancelled(slurm: SlurmBox, desk: Desk, crowd: None) -> None:
     jobs = [desk.submit(FILES, name=f"j{number}") for number in range(3)]
     told = json.loads(desk.orch("status", "--all", "--json").stdout)
-    assert [(one["state"], one["queue"]["id"]) for one in told] == [
-        ("QUEUED", job.slurm_id()) for job in jobs
-    ]
+    assert [(one["state"], one["queue"]["id"]) for one in told] == [("QUEUED", job.slurm_id()) for job in jobs]
     for job in jobs:
         assert desk.orch("cancel", job.id).stdout.strip() == f"{job.id} CANCELLED"
 
 
-def test_a_pending_job_outlives_a_slurmctld_that_is_down(slurm: SlurmBox, desk: Desk, crowd: None) -> None:
+def test_pending_job_outlives_slurmctld_outage(slurm: SlurmBox, desk: Desk, crowd: None) -> None:
     job = desk.submit(FILES)
     slurm.stop_slurmctld()
     status = job.status()
@@ -94,7 +90,8 @@ def test_a_pending_job_outlives_a_slurmctld_that_is_down(slurm: SlurmBox, desk: 
     assert desk.orch("cancel", job.id).stdout.strip() == f"{job.id} CANCELLED"
 
 
-def test_a_job_that_slurm_forgot_is_ended_from_its_folder(slurm: SlurmBox, desk: Desk, crowd: None) -> None:
+def test_job_forgotten_by_slurm_is_judged_from_folder(slurm: SlurmBox, desk: Desk, crowd: None) -> None:
+    """A job that Slurm forgot is ended from what its folder says."""
     job = desk.submit(FILES)
     slurm.queue.scancel(job.slurm_id())
     job.folder.slurm.write_text(json.dumps(["999999"]))
@@ -102,7 +99,7 @@ def test_a_job_that_slurm_forgot_is_ended_from_its_folder(slurm: SlurmBox, desk:
     assert (status["state"], "no longer knows job 999999" in str(status["reason"])) == ("FAILED", True)
 
 
-def test_what_has_the_id_of_a_lost_job_by_now_is_left_alone(slurm: SlurmBox, desk: Desk) -> None:
+def test_reused_id_of_lost_job_is_left_alone(slurm: SlurmBox, desk: Desk) -> None:
     """A slurmctld that loses what it knew, here all of it since before the submit, gives the next job the same id."""
     knows, knew = slurm.logs / "ctld", slurm.state / "knew"
     slurm.stop_slurmctld()
@@ -125,9 +122,8 @@ def test_what_has_the_id_of_a_lost_job_by_now_is_left_alone(slurm: SlurmBox, des
     slurm.queue.scancel(others)
 
 
-def test_a_running_job_is_told_and_cancelled_and_resumes_in_the_queue_under_a_new_id(
-    slurm: SlurmBox, desk: Desk
-) -> None:
+def test_running_job_is_cancelled_and_resumed(slurm: SlurmBox, desk: Desk) -> None:
+    """A running job is shown and cancelled, and resumes in the queue with a new ID."""
     job = desk.submit(LONG)
     job.wait_for_step(5)
     told = job.status()["queue"]
@@ -144,9 +140,8 @@ def test_a_running_job_is_told_and_cancelled_and_resumes_in_the_queue_under_a_ne
 
 
 @pytest.mark.soak
-def test_a_resume_is_shown_although_the_supervisor_of_the_last_end_is_still_there(
-    slurm: SlurmBox, desk: Desk
-) -> None:
+def test_resume_is_shown_while_last_supervisor_still_exits(slurm: SlurmBox, desk: Desk) -> None:
+    """A resume is shown although the supervisor of the last end is still there."""
     with _nodes_taken(slurm, 2):
         job = desk.submit(LONG, notify={"command": "sleep 20", "on": ["cancelled"]})
         job.wait_for_step(5)
@@ -168,15 +163,12 @@ def accounted(accounting_slurm: SlurmBox) -> Iterator[Desk]:
             yield one
 
 
-def test_with_accounts_it_is_told_who_cancelled_a_job(accounting_slurm: SlurmBox, accounted: Desk) -> None:
+def test_accounting_shows_who_cancelled_a_job(accounting_slurm: SlurmBox, accounted: Desk) -> None:
     job = accounted.submit(FILES)
     accounting_slurm.queue.scancel(job.slurm_id())
     # accounts are some seconds behind the queue
     _ = wait_for(
-        lambda: (
-            "CANCELLED by"
-            in accounting_slurm.login.run(["sacct", "-n", "-X", "-P", "-j", job.slurm_id()]).stdout
-        ),
+        lambda: "CANCELLED by" in accounting_slurm.login.run(["sacct", "-n", "-X", "-P", "-j", job.slurm_id()]).stdout,
         "the account of the cancel",
         SOON_S_MAX,
     )

@@ -23,7 +23,7 @@ def lose_batch_script(slurm: SlurmBox, job: Job) -> None:
     job.kill_supervisor()
 
 
-def test_a_preempted_job_saves_itself_and_goes_on_in_another_allocation(slurm: SlurmBox, desk: Desk) -> None:
+def test_preempted_job_saves_and_resumes_in_new_allocation(slurm: SlurmBox, desk: Desk) -> None:
     job = desk.submit({"train.py": SAVES, **FAKE_TORCH}, entrypoint="train.py 300 1")
     job.wait_for_step(20)
     other = slurm.queue.preempt(4)
@@ -36,10 +36,8 @@ def test_a_preempted_job_saves_itself_and_goes_on_in_another_allocation(slurm: S
     assert steps == list(range(1, 301)), "no step is lost, and none is made twice"
 
 
-def test_a_grace_before_preemption_is_used_to_the_end(slurm: SlurmBox, desk: Desk) -> None:
-    job = desk.submit(
-        {"train.py": SAVES, **FAKE_TORCH}, entrypoint="train.py 200 1", slurm={"partition": "low"}
-    )
+def test_preemption_grace_is_used_to_the_end(slurm: SlurmBox, desk: Desk) -> None:
+    job = desk.submit({"train.py": SAVES, **FAKE_TORCH}, entrypoint="train.py 200 1", slurm={"partition": "low"})
     job.wait_for_step(20)
     other = slurm.queue.sbatch(
         "sleep 600", "--nodes=4", "--exclusive", "--no-requeue", "--output=/dev/null", user="root"
@@ -50,9 +48,8 @@ def test_a_grace_before_preemption_is_used_to_the_end(slurm: SlurmBox, desk: Des
     assert job.steps_logged(0, 1) + job.steps_logged(0, 2) == list(range(1, 201))
 
 
-def test_a_job_goes_on_that_somebody_requeues_or_that_has_saved_before_its_time_limit(
-    slurm: SlurmBox, desk: Desk
-) -> None:
+def test_requeued_job_resumes_and_so_does_time_limited(slurm: SlurmBox, desk: Desk) -> None:
+    """A job resumes if somebody requeues it, or if it has saved before its time limit."""
     job = desk.submit(
         {"train.py": SAVES, **FAKE_TORCH},
         entrypoint="train.py 400 2",
@@ -69,22 +66,19 @@ def test_a_job_goes_on_that_somebody_requeues_or_that_has_saved_before_its_time_
     assert [step for attempt in (1, 2, 3) for step in job.steps_logged(0, attempt)] == list(range(1, 401))
 
 
-def test_a_warning_long_before_the_time_limit_is_not_heeded(slurm: SlurmBox, desk: Desk) -> None:
+def test_early_time_limit_warning_is_ignored(slurm: SlurmBox, desk: Desk) -> None:
     job = desk.submit(TRAINS, time_limit="10m")
     job.wait_for_step(5)
     slurm.queue.warn(job.slurm_id())
-    job.wait_until(
-        lambda: "Slurm has not sent it" in job.folder.supervisor_log.read_text(), "what came of it"
-    )
+    job.wait_until(lambda: "Slurm has not sent it" in job.folder.supervisor_log.read_text(), "what came of it")
     assert job.wait_for_step(job.seen()["step"] + 40)["attempt"] == 1 and job.kinds() == [None]
     desk.orch("cancel", job.id)
     assert job.wait()["state"] == "CANCELLED"
 
 
 @pytest.mark.parametrize("is_supervised", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_a_gang_that_trains_on_behind_its_cut_goes_before_the_next_attempt_begins(
-    slurm: SlurmBox, desk: Desk, is_supervised: bool
-) -> None:
+def test_gang_behind_network_cut_ends_before_next_attempt(slurm: SlurmBox, desk: Desk, is_supervised: bool) -> None:
+    """A gang that trains on behind a network cut ends before the next attempt starts."""
     job = desk.submit(TRAINS)
     job.wait_for_step(5)
     assert job.placed() == ["node1", "node2"]
@@ -94,9 +88,7 @@ def test_a_gang_that_trains_on_behind_its_cut_goes_before_the_next_attempt_begin
     if not is_supervised:
         lose_batch_script(slurm, job)
     cut_at_step = job.steps_logged(0)[-1]
-    job.wait_until(
-        lambda: job.steps_logged(0)[-1] > cut_at_step + 100, "steps of a gang that Slurm does not reach"
-    )
+    job.wait_until(lambda: job.steps_logged(0)[-1] > cut_at_step + 100, "steps of a gang that Slurm does not reach")
     for node in ("node1", "node2"):
         slurm.queue.down(node)  # sooner than slurmctld finds out
     job.wait_for_step(5, attempt=2)

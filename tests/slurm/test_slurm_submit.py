@@ -80,9 +80,10 @@ def refused(desk: Desk, **spec: Any) -> tuple[str, str]:
         ({"slurm": {"extra": ["--tmp=900T"]}}, "Requested node configuration is not available"),
     ],
 )
-def test_what_the_cluster_has_not_got_is_refused_in_sbatchs_words(
+def test_impossible_request_is_refused_in_sbatch_words(
     slurm: SlurmBox, desk: Desk, spec: dict[str, Any], said: str
 ) -> None:
+    """A request beyond the cluster is refused in sbatch's words."""
     words, place = refused(desk, **spec)
     assert said in words and place == "slurm:"
 
@@ -95,7 +96,8 @@ def test_with_accounts_an_unknown_account_is_refused(accounted: Desk) -> None:
 # What Slurm takes and never starts
 
 
-def test_a_job_that_is_too_large_is_told_at_submit_and_in_the_status_and_goes_on_smaller(desk: Desk) -> None:
+def test_too_large_job_is_reported_and_resumes_smaller(desk: Desk) -> None:
+    """A job that is too large is reported at submit and in status, and resumes with a smaller size."""
     path = desk.write(HELLO, nodes=5, env=install([desk.box.login]))
     checked = desk.orch("check", path, check=False)
     assert checked.returncode == 2
@@ -122,7 +124,8 @@ def test_a_job_that_is_too_large_is_told_at_submit_and_in_the_status_and_goes_on
 
 
 @pytest.mark.soak
-def test_two_jobs_on_the_same_nodes_at_once_both_train_to_the_end(slurm: SlurmBox, desk: Desk) -> None:
+def test_two_jobs_on_same_nodes_both_finish(slurm: SlurmBox, desk: Desk) -> None:
+    """Two jobs on the same nodes at once both train to the end."""
     jobs = [desk.submit(TRAINS, name=name, slurm={"extra": ["--nodelist=node[1-2]"]}) for name in ("a", "b")]
     for job in jobs:
         job.wait_for_step(5)
@@ -139,9 +142,8 @@ def test_two_jobs_on_the_same_nodes_at_once_both_train_to_the_end(slurm: SlurmBo
 
 
 @pytest.mark.parametrize("step", ["", "srun --ntasks=1 --nodes=1 --overlap "])
-def test_a_job_submitted_from_within_a_job_has_nodes_and_tasks_of_its_own(
-    slurm: SlurmBox, desk: Desk, step: str
-) -> None:
+def test_nested_submit_has_its_own_nodes_and_tasks(slurm: SlurmBox, desk: Desk, step: str) -> None:
+    """A job submitted from within a job has nodes and tasks of its own."""
     path = desk.write(TELLS, slurm={"exclude": "node1"})
     submit = shlex.join([sys.executable, "-m", "orchestrator.cli", "submit", path, "--json"])
     outer = slurm.queue.sbatch(
@@ -167,9 +169,8 @@ def test_a_job_submitted_from_within_a_job_has_nodes_and_tasks_of_its_own(
 @pytest.mark.parametrize(
     "short", ["tmp", *(pytest.param(limit, marks=pytest.mark.soak) for limit in ("nofile", "memlock"))]
 )
-def test_a_node_without_space_in_tmp_or_with_low_limits_still_trains(
-    slurm: SlurmBox, desk: Desk, short: str
-) -> None:
+def test_node_with_full_tmp_and_low_limits_trains(slurm: SlurmBox, desk: Desk, short: str) -> None:
+    """A node without space in /tmp or with low limits still trains."""
     for node in ("node1", "node2"):
         if short == "tmp":
             slurm.full_tmp(node)
@@ -180,9 +181,8 @@ def test_a_node_without_space_in_tmp_or_with_low_limits_still_trains(
 
 
 @pytest.mark.parametrize("node", ["node1", "node2"])
-def test_a_node_that_can_start_no_more_processes_is_told_by_name(
-    slurm: SlurmBox, desk: Desk, node: str
-) -> None:
+def test_node_out_of_processes_is_named(slurm: SlurmBox, desk: Desk, node: str) -> None:
+    """A node that cannot start any more processes is named."""
     slurm.limit(node, "nproc", 3)
     job = desk.submit(HELLO, slurm={"extra": ["--nodelist=node[1-2]"]}, restart={"max": 0})
     wait_for(lambda: job.status()["state"] == "FAILED", "the end of the job", SOON_S_MAX)
@@ -194,7 +194,8 @@ def test_a_node_that_can_start_no_more_processes_is_told_by_name(
     assert node in reason and any(word in reason for word in words), reason
 
 
-def test_a_job_folder_that_no_node_sees_is_said_at_once(desk: Desk) -> None:
+def test_job_folder_unseen_by_nodes_is_reported(desk: Desk) -> None:
+    """A job folder that no node sees is reported at once."""
     unseen = {"ORCH_HOME": "/tmp/orch"}
     path = desk.write(HELLO)
     try:
@@ -211,7 +212,8 @@ def test_a_job_folder_that_no_node_sees_is_said_at_once(desk: Desk) -> None:
         desk.box.login.run(["rm", "-rf", "/tmp/orch"])
 
 
-def test_nodes_go_by_the_names_that_slurm_gives_them(accounted: Desk) -> None:
+def test_nodes_use_the_names_of_slurm(accounted: Desk) -> None:
+    """Nodes are called by the names that Slurm gives them."""
     job = accounted.submit(TELLS)
     assert job.wait()["state"] == "SUCCEEDED"
     env = json.loads(job.log(3).splitlines()[-1])
@@ -221,9 +223,8 @@ def test_nodes_go_by_the_names_that_slurm_gives_them(accounted: Desk) -> None:
 # Jobs that Slurm has forgotten
 
 
-def test_with_accounts_they_tell_how_a_job_ended_that_slurm_forgot(
-    accounting_slurm: SlurmBox, accounted: Desk
-) -> None:
+def test_accounting_shows_end_of_forgotten_job(accounting_slurm: SlurmBox, accounted: Desk) -> None:
+    """With accounting it is shown how a job ended that Slurm forgot."""
     accounting_slurm.configure(MinJobAge=2)
     job = accounted.submit(HELLO, slurm={"extra": ["--hold"]})
     accounting_slurm.queue.scancel(job.slurm_id())
@@ -233,7 +234,8 @@ def test_with_accounts_they_tell_how_a_job_ended_that_slurm_forgot(
     assert told["state"] == "CANCELLED" and "was cancelled by trainer" in str(told["reason"])
 
 
-def test_what_orch_plan_says_of_slurms_nodes_is_what_their_ranks_get(desk: Desk) -> None:
+def test_plan_of_nodes_matches_what_ranks_get(desk: Desk) -> None:
+    """Ranks get exactly what orch plan says about Slurm's nodes."""
     dump = {"train.py": "import json, os\nprint(json.dumps(dict(os.environ)), flush=True)\n"}
     path = desk.write(dump, env={"NCCL_DEBUG": "INFO"})
     data = json.loads(desk.orch("plan", path, "--json").stdout)
@@ -252,9 +254,10 @@ def test_what_orch_plan_says_of_slurms_nodes_is_what_their_ranks_get(desk: Desk)
     assert found["OMP_NUM_THREADS"] == "1"
 
 
-def test_nodes_run_a_script_once_and_its_calls_of_srun_and_torchrun_are_gangs_that_come_back(
+def test_script_runs_once_and_called_gangs_restart(
     desk: Desk,
 ) -> None:
+    """Nodes run a script once; its calls of srun and torchrun are gangs that are restarted."""
     script = """
         srun --ntasks-per-node=2 python3 steps.py first || exit
         srun --ntasks-per-node=1 bash -c 'torchrun --nproc-per-node 2 --node_rank $SLURM_NODEID steps.py second' || exit

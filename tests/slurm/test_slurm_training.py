@@ -66,14 +66,14 @@ def assert_ends_the_same(job: Job, wanted: str, *kinds: str) -> None:
     assert gpt.digest(job) == wanted
 
 
-def test_a_gpt_trains_on_two_nodes_with_two_ranks_each(desk: Desk) -> None:
+def test_gpt_trains_on_two_nodes_with_two_ranks(desk: Desk) -> None:
     job = whole_run(desk)
     for rank in range(RANKS):
         assert f"rank {rank} of {RANKS} on node{rank // 2 + 1}, cpu" in job.log(rank)
     assert (job.folder.checkpoints / f"step-{STEPS:06d}.pt").exists()
 
 
-def test_a_gpt_trains_on_four_nodes_with_two_ranks_each(desk: Desk) -> None:
+def test_gpt_trains_on_four_nodes_with_two_ranks(desk: Desk) -> None:
     steps = 20
     job = gpt.train(desk, steps, nodes=4)
     status = job.wait()
@@ -83,7 +83,7 @@ def test_a_gpt_trains_on_four_nodes_with_two_ranks_each(desk: Desk) -> None:
         assert f"rank {rank} of 8 on node{rank // 2 + 1}, cpu" in job.log(rank)
 
 
-def test_a_time_limit_in_the_middle_changes_no_weight(slurm: SlurmBox, desk: Desk) -> None:
+def test_time_limit_mid_run_changes_no_weight(slurm: SlurmBox, desk: Desk) -> None:
     wanted = undisturbed(desk)
     job = begun(
         desk,
@@ -98,7 +98,7 @@ def test_a_time_limit_in_the_middle_changes_no_weight(slurm: SlurmBox, desk: Des
     assert len(allocations(job)) == 2
 
 
-def test_a_preemption_in_the_middle_changes_no_weight(slurm: SlurmBox, desk: Desk) -> None:
+def test_preemption_mid_run_changes_no_weight(slurm: SlurmBox, desk: Desk) -> None:
     wanted = undisturbed(desk)
     job = begun(desk)
     other = slurm.queue.preempt(4)
@@ -109,7 +109,7 @@ def test_a_preemption_in_the_middle_changes_no_weight(slurm: SlurmBox, desk: Des
     assert len(allocations(job)) == 2
 
 
-def test_a_restart_of_slurmctld_is_not_felt(slurm: SlurmBox, desk: Desk) -> None:
+def test_slurmctld_restart_has_no_effect(slurm: SlurmBox, desk: Desk) -> None:
     wanted = undisturbed(desk)
     job = begun(desk, pace_s=0.3)
     slurm.stop_slurmctld()
@@ -121,7 +121,8 @@ def test_a_restart_of_slurmctld_is_not_felt(slurm: SlurmBox, desk: Desk) -> None
     slurm.queue.wait_for_state(job.slurm_id(), "COMPLETED")
 
 
-def test_a_lost_node_is_replaced_by_the_spare_with_the_same_weights(slurm: SlurmBox, desk: Desk) -> None:
+def test_spare_node_reaches_the_same_weights(slurm: SlurmBox, desk: Desk) -> None:
+    """A lost node is replaced by the spare, and the weights are the same."""
     wanted = undisturbed(desk)
     job = begun(desk, spares=1)
     assert job.placed() == ["node1", "node2"]
@@ -130,9 +131,8 @@ def test_a_lost_node_is_replaced_by_the_spare_with_the_same_weights(slurm: Slurm
     assert job.placed() == ["node1", "node3"] and len(allocations(job)) == 1
 
 
-def test_without_a_spare_a_lost_node_sends_the_job_to_other_nodes_with_the_same_weights(
-    slurm: SlurmBox, desk: Desk
-) -> None:
+def test_lost_node_without_spare_requeues_with_same_weights(slurm: SlurmBox, desk: Desk) -> None:
+    """Without a spare a lost node sends the job to other nodes, and the weights are the same."""
     wanted = undisturbed(desk)
     job = begun(desk)
     slurm.kill_slurmd("node2", jobs=True)
@@ -141,7 +141,7 @@ def test_without_a_spare_a_lost_node_sends_the_job_to_other_nodes_with_the_same_
     assert slurm.queue.job(job.slurm_id())["ExcNodeList"] == "node2"
 
 
-def test_the_loss_of_the_first_node_changes_no_weight(slurm: SlurmBox, desk: Desk) -> None:
+def test_losing_first_node_changes_no_weight(slurm: SlurmBox, desk: Desk) -> None:
     wanted = undisturbed(desk)
     job = begun(desk)
     slurm.power_off("node1")
@@ -150,9 +150,8 @@ def test_the_loss_of_the_first_node_changes_no_weight(slurm: SlurmBox, desk: Des
     assert "node1" not in job.placed() and len(allocations(job)) == 2
 
 
-def test_a_node_that_is_lost_within_an_overwriting_save_costs_only_the_steps_since_the_one_before(
-    slurm: SlurmBox, desk: Desk
-) -> None:
+def test_node_lost_during_overwrite_resumes_from_previous_checkpoint(slurm: SlurmBox, desk: Desk) -> None:
+    """A node lost while it overwrites a checkpoint costs only the steps since the one before."""
     files = {"train.py": overwriting.SCRIPT}
     calm = desk.submit(files, env=overwriting.CALM, **overwriting.FIELDS)
     assert calm.wait()["state"] == "SUCCEEDED", calm.story()

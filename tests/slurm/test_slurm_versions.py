@@ -33,7 +33,7 @@ def root(request: pytest.FixtureRequest) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_all_tests_hold_on_another_slurm(root: Path) -> None:
+def test_all_tests_pass_on_another_slurm(root: Path) -> None:
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not soak and not quiet", "tests/slurm")
     done = machine.run(root, (sys.executable, *words), TESTS_S_MAX)
     print(done.stdout[-20_000:])

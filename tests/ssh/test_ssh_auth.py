@@ -33,9 +33,7 @@ PASSPHRASE = "open sesame"
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A running ssh-agent without keys."""
     sock = tmp_path / "agent"
-    said = subprocess.run(
-        ["ssh-agent", "-s", "-a", sock], capture_output=True, text=True, check=True, timeout=10
-    )
+    said = subprocess.run(["ssh-agent", "-s", "-a", sock], capture_output=True, text=True, check=True, timeout=10)
     pid = int(said.stdout.partition("SSH_AGENT_PID=")[2].partition(";")[0])
     monkeypatch.setenv("SSH_AUTH_SOCK", str(sock))
     yield sock
@@ -73,9 +71,7 @@ def _add(key: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "bits"), [("ed25519", None), ("rsa", 2048), ("ecdsa", 256), ("ecdsa", 521)])
 @pytest.mark.parametrize("form", ["OpenSSH", "PEM"])
-def test_each_kind_of_key_file_opens(
-    desk: Desk, jumps: JumpHosts, kind: str, bits: int | None, form: str
-) -> None:
+def test_each_kind_of_key_file_opens(desk: Desk, jumps: JumpHosts, kind: str, bits: int | None, form: str) -> None:
     key = make_key(desk.home / "key", kind, bits=bits)
     if form == "PEM" and kind != "ed25519":
         subprocess.run(
@@ -91,7 +87,7 @@ def test_each_kind_of_key_file_opens(
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("ed25519", None), ("rsa", 2048), ("ecdsa", 384)])
-def test_an_encrypted_key_is_used_through_the_agent(
+def test_encrypted_key_is_used_through_agent(
     desk: Desk, jumps: JumpHosts, agent: Path, monkeypatch: pytest.MonkeyPatch, kind: str, bits: int | None
 ) -> None:
     key = make_key(desk.home / "key", kind, PASSPHRASE, bits)
@@ -104,7 +100,8 @@ def test_an_encrypted_key_is_used_through_the_agent(
     _enter(_target(server, identity_files=(), agent_socket=str(agent)), jumps)  # as `IdentityAgent` says
 
 
-def test_an_encrypted_key_without_an_agent_names_ssh_add(desk: Desk, jumps: JumpHosts) -> None:
+def test_encrypted_key_without_agent_suggests_ssh_add(desk: Desk, jumps: JumpHosts) -> None:
+    """An encrypted key without an SSH agent gets ssh-add as its fix."""
     key = make_key(desk.home / "key", "ed25519", PASSPHRASE)
     server = desk.start(authorized=public(key) + "\n")
     desk.know(server)
@@ -114,7 +111,8 @@ def test_an_encrypted_key_without_an_agent_names_ssh_add(desk: Desk, jumps: Jump
     assert refusal.retryable is Retryable.PERMANENT
 
 
-def test_an_encrypted_key_without_an_agent_holds_no_other_key_up(desk: Desk, jumps: JumpHosts) -> None:
+def test_encrypted_key_without_agent_does_not_block_others(desk: Desk, jumps: JumpHosts) -> None:
+    """An encrypted key without an SSH agent does not keep other keys from being tried."""
     locked = make_key(desk.home / "locked", "ed25519", PASSPHRASE)
     server = desk.start()
     desk.know(server)
@@ -127,9 +125,10 @@ def test_an_encrypted_key_without_an_agent_holds_no_other_key_up(desk: Desk, jum
 
 
 @pytest.mark.parametrize("harm", ["hangs", "refuses"])
-def test_an_agent_that_does_not_sign_holds_no_other_key_up(
+def test_agent_refusing_to_sign_does_not_block_keys(
     desk: Desk, jumps: JumpHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
+    """An SSH agent that does not sign does not keep other keys from being tried."""
     monkeypatch.setattr(auth, "AGENT_S_MAX", 0.3)
     held = PublicBlob.from_file(f"{make_key(tmp_path / 'held')}.pub").key_blob
     server = desk.start(authorized=f"{public(desk.key)}\n{public(tmp_path / 'held')}\n")
@@ -166,7 +165,8 @@ def _be_an_odd_agent(listener: socket.socket, key: bytes, hangs: bool) -> None:
             line.sendall(len(answer.asbytes()).to_bytes(4, "big") + answer.asbytes())
 
 
-def test_a_wrong_key_names_the_user_the_keys_and_what_the_host_offers(desk: Desk, jumps: JumpHosts) -> None:
+def test_wrong_key_error_names_user_keys_and_methods(desk: Desk, jumps: JumpHosts) -> None:
+    """The error for a wrong key names the user, the keys and what the host offers."""
     key = make_key(desk.home / "key")
     server = desk.start()
     desk.know(server)
@@ -177,7 +177,8 @@ def test_a_wrong_key_names_the_user_the_keys_and_what_the_host_offers(desk: Desk
     assert refusal.retryable is Retryable.PERMANENT
 
 
-def test_having_no_key_at_all_is_said(desk: Desk, jumps: JumpHosts) -> None:
+def test_missing_key_is_reported(desk: Desk, jumps: JumpHosts) -> None:
+    """Having no key at all is reported."""
     server = desk.start()
     desk.know(server)
     refusal = _refusal(_target(server, identity_files=(desk.home / "none",)), jumps)
@@ -185,7 +186,7 @@ def test_having_no_key_at_all_is_said(desk: Desk, jumps: JumpHosts) -> None:
     assert str(desk.home / "none") in refusal.reason
 
 
-def test_too_many_keys_are_named_with_the_remedy(desk: Desk, jumps: JumpHosts) -> None:
+def test_too_many_keys_are_reported_with_a_fix(desk: Desk, jumps: JumpHosts) -> None:
     keys = tuple(make_key(desk.home / f"key{number}") for number in range(3))
     server = desk.start("MaxAuthTries 2")
     desk.know(server)
@@ -195,9 +196,8 @@ def test_too_many_keys_are_named_with_the_remedy(desk: Desk, jumps: JumpHosts) -
     assert refusal.retryable is Retryable.PERMANENT
 
 
-def test_the_agents_key_that_a_file_names_goes_first_and_with_identities_only_alone(
-    desk: Desk, jumps: JumpHosts, agent: Path
-) -> None:
+def test_agent_key_named_by_file_goes_first(desk: Desk, jumps: JumpHosts, agent: Path) -> None:
+    """The agent's key that a file names is tried first, and with IdentitiesOnly it is the only one."""
     for number in range(3):
         _add(make_key(desk.home / f"key{number}", passphrase=PASSPHRASE))
     _add(desk.key)
@@ -211,7 +211,8 @@ def test_the_agents_key_that_a_file_names_goes_first_and_with_identities_only_al
     assert "key1" not in refusal.reason
 
 
-def test_a_dead_agent_is_mentioned_and_files_still_open(desk: Desk, jumps: JumpHosts) -> None:
+def test_dead_agent_is_mentioned_and_key_files_work(desk: Desk, jumps: JumpHosts) -> None:
+    """A dead SSH agent is mentioned, and key files still work."""
     server = desk.start()
     desk.know(server)
     _enter(_target(server, agent_socket="/nowhere/agent"), jumps)
@@ -220,7 +221,7 @@ def test_a_dead_agent_is_mentioned_and_files_still_open(desk: Desk, jumps: JumpH
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("ed25519", None), ("rsa", 2048), ("ecdsa", 256)])
-def test_a_certificate_opens_beside_its_key_and_in_the_agent(
+def test_certificate_works_beside_key_and_in_agent(
     desk: Desk, jumps: JumpHosts, agent: Path, kind: str, bits: int | None
 ) -> None:
     authority = make_key(desk.home / "authority")
@@ -235,26 +236,23 @@ def test_a_certificate_opens_beside_its_key_and_in_the_agent(
     _enter(_target(server, identity_files=(key,)), jumps)
 
 
-def test_a_host_that_takes_no_keys_is_named(desk: Desk, jumps: JumpHosts) -> None:
-    server = desk.start(
-        "PubkeyAuthentication no\nKbdInteractiveAuthentication no\nPasswordAuthentication yes"
-    )
+def test_host_without_public_key_login_is_named(desk: Desk, jumps: JumpHosts) -> None:
+    server = desk.start("PubkeyAuthentication no\nKbdInteractiveAuthentication no\nPasswordAuthentication yes")
     desk.know(server)
     refusal = _refusal(_target(server), jumps)
     assert "accepts no keys, only password" in refusal.reason
 
 
-def test_a_second_factor_is_named(desk: Desk, jumps: JumpHosts) -> None:
+def test_second_factor_is_reported(desk: Desk, jumps: JumpHosts) -> None:
     server = desk.start("PasswordAuthentication yes\nAuthenticationMethods publickey,password")
     desk.know(server)
     refusal = _refusal(_target(server), jumps)
     assert f"accepts the key {desk.key}, but requires password as well" in refusal.reason
 
 
-def test_a_key_that_cannot_be_read_is_passed_over(desk: Desk, jumps: JumpHosts) -> None:
-    (desk.home / "broken").write_text(
-        "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n"
-    )
+def test_unreadable_key_is_skipped(desk: Desk, jumps: JumpHosts) -> None:
+    """A key that cannot be read is skipped."""
+    (desk.home / "broken").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n")
     (desk.home / "binary").write_bytes(os.urandom(512))
     shutil.copy(desk.key, desk.home / "good")
     server = desk.start()

@@ -58,9 +58,7 @@ class Boss:
         async def listen() -> None:
             self._task = asyncio.current_task()
             self._links = agent_connections.AgentConnections(self.job.id, TOKEN, NODES)
-            context = connection.server_context(
-                self.job.secrets / "certificate.pem", self.job.secrets / "key.pem"
-            )
+            context = connection.server_context(self.job.secrets / "certificate.pem", self.job.secrets / "key.pem")
             self.port = await self._links.listen(context, "127.0.0.1", 0)
             listening.set()
             while True:
@@ -239,7 +237,7 @@ def _job(root: Path, plan: Plan) -> JobDir:
     return job
 
 
-def test_an_agent_comes_up_on_a_host_and_greets_through_the_forwarded_port(world: World) -> None:
+def test_agent_starts_and_connects_through_forwarded_port(world: World) -> None:
     world.backend.launch(world.config)
     hello = world.boss.hello()
     assert (hello.node, hello.job, hello.root, hello.ships) == (
@@ -253,7 +251,8 @@ def test_an_agent_comes_up_on_a_host_and_greets_through_the_forwarded_port(world
     assert world.backend.reason("far") == ""
 
 
-def test_hosts_that_share_a_disk_are_launched_at_once(world: World) -> None:
+def test_hosts_sharing_a_disk_launch_concurrently(world: World) -> None:
+    """Hosts that share a disk are launched at once."""
     for node in NODES:
         world.backend.launch(world.config_of(node))
     assert {world.boss.hello().node for _ in NODES} == set(NODES)
@@ -261,7 +260,8 @@ def test_hosts_that_share_a_disk_are_launched_at_once(world: World) -> None:
     assert (world.far.code / "train.py").exists()
 
 
-def test_a_broken_connection_is_opened_again_and_the_agent_comes_back(world: World) -> None:
+def test_broken_connection_is_reopened_and_agent_reconnects(world: World) -> None:
+    """A broken connection is opened again, and the agent reconnects."""
     world.backend.launch(world.config)
     first = world.boss.hello()
     for _ in range(2):
@@ -274,7 +274,7 @@ def test_a_broken_connection_is_opened_again_and_the_agent_comes_back(world: Wor
     assert world.backend.failures() == []
 
 
-def test_a_connection_that_hangs_is_noticed_when_it_is_looked_after(world: World) -> None:
+def test_hanging_connection_is_noticed_by_its_check(world: World) -> None:
     world.backend.launch(world.config)
     first = world.boss.hello()
     for pid in world.sshd.sessions():
@@ -283,15 +283,14 @@ def test_a_connection_that_hangs_is_noticed_when_it_is_looked_after(world: World
     assert world.boss.hello().pid == first.pid
 
 
-def test_a_server_that_is_down_for_a_while_is_tried_until_it_is_back(world: World) -> None:
+def test_unavailable_server_is_retried_until_it_returns(world: World) -> None:
+    """A server that is down for a while is retried until it is back."""
     world.backend.launch(world.config)
     first = world.boss.hello()
     world.sshd.stop()
     world.boss.hear(agent_connections.AgentDropped)
     world.wait_for(lambda: "connect:" in world.backend.reason("far"))
-    world.desk.configure(
-        f"Host far near\n  HostName 127.0.0.1\n  Port {world.desk.start(world.settings).port}\n"
-    )
+    world.desk.configure(f"Host far near\n  HostName 127.0.0.1\n  Port {world.desk.start(world.settings).port}\n")
     # The same key, on another port: that it is known there, too, is the user's matter.
     known = world.desk.home / ".ssh" / "known_hosts"
     config = (world.desk.home / ".ssh" / "config").read_text()
@@ -301,7 +300,7 @@ def test_a_server_that_is_down_for_a_while_is_tried_until_it_is_back(world: Worl
     assert world.backend.reason("far") == ""
 
 
-def test_an_agent_that_died_is_known_to_be_gone(world: World) -> None:
+def test_dead_agent_is_reported_as_gone(world: World) -> None:
     world.backend.launch(world.config)
     world.boss.hello()
     world.kill_agent()
@@ -312,7 +311,7 @@ def test_an_agent_that_died_is_known_to_be_gone(world: World) -> None:
     assert world.boss.hello().node == "far"
 
 
-def test_a_revived_supervisor_finds_the_agent_again(world: World) -> None:
+def test_revived_supervisor_finds_agent_again(world: World) -> None:
     world.backend.launch(world.config)
     first = world.boss.hello()
     world.backend.close()
@@ -321,12 +320,13 @@ def test_a_revived_supervisor_finds_the_agent_again(world: World) -> None:
     assert world.boss.hello().pid == first.pid
 
 
-def test_a_revived_supervisor_learns_that_there_is_no_agent(world: World) -> None:
+def test_revived_supervisor_learns_that_agent_is_gone(world: World) -> None:
     world.backend.keep_reachable(world.config)
     assert world.evidence().startswith("its agent is no longer running")
 
 
-def test_a_launch_where_an_agent_lives_already_leads_to_it(world: World) -> None:
+def test_launch_onto_living_agent_connects_to_it(world: World) -> None:
+    """A launch on a host where an agent is already running connects to it."""
     world.backend.launch(world.config)
     first = world.boss.hello()
     world.backend.close()
@@ -335,7 +335,7 @@ def test_a_launch_where_an_agent_lives_already_leads_to_it(world: World) -> None
     assert world.boss.hello().pid == first.pid
 
 
-def test_a_dismissed_agents_host_still_gives_its_files(world: World) -> None:
+def test_host_of_dismissed_agent_still_serves_files(world: World) -> None:
     world.backend.launch(world.config)
     world.boss.hello()
     (world.far.checkpoints / "last.pt").write_bytes(b"weights" * 1000)
@@ -349,7 +349,8 @@ def test_a_dismissed_agents_host_still_gives_its_files(world: World) -> None:
     assert (world.job.checkpoints / "last.pt").read_bytes() == b"weights" * 1000
 
 
-def test_a_host_with_an_unknown_key_is_told_with_what_would_make_it_known(world: World) -> None:
+def test_unknown_host_key_is_reported_with_its_fix(world: World) -> None:
+    """A host with an unknown key is reported with what would make it known."""
     (world.desk.home / ".ssh" / "known_hosts").write_text("")
     world.backend.launch(world.config)
     failure = world.failure()
@@ -357,7 +358,8 @@ def test_a_host_with_an_unknown_key_is_told_with_what_would_make_it_known(world:
     assert "ssh-keyscan" in failure.fix
 
 
-def test_a_host_where_nobody_listens_is_told_and_can_be_launched_later(world: World) -> None:
+def test_unreachable_host_is_reported_and_can_launch_later(world: World) -> None:
+    """A host where nothing listens is reported and can be launched later."""
     config = (world.desk.home / ".ssh" / "config").read_text()
     world.desk.configure(f"Host far near\n  HostName 127.0.0.1\n  Port {free_port()}\n")
     world.backend.launch(world.config)
@@ -368,7 +370,7 @@ def test_a_host_where_nobody_listens_is_told_and_can_be_launched_later(world: Wo
     assert world.boss.hello().node == "far"
 
 
-def test_a_server_that_forbids_forwards_is_told(world: World) -> None:
+def test_server_forbidding_forwards_is_reported(world: World) -> None:
     strict = world.desk.start(f"{world.settings}\nAllowTcpForwarding no")
     world.desk.know(strict)
     world.desk.configure(f"Host far near\n  HostName 127.0.0.1\n  Port {strict.port}\n")
@@ -378,7 +380,8 @@ def test_a_server_that_forbids_forwards_is_told(world: World) -> None:
     assert not world.far.root.exists(), "an agent that could not be heard is not brought there"
 
 
-def test_closing_is_quick_and_leaves_the_agent(world: World) -> None:
+def test_close_is_quick_and_keeps_the_agent(world: World) -> None:
+    """Closing is quick and leaves the agent running."""
     world.backend.launch(world.config)
     pid = world.boss.hello().pid
     began_s = time.monotonic()

@@ -20,7 +20,8 @@ def _write(home: Path, text: str) -> None:
     (home / ".ssh" / "config").write_text(text)
 
 
-def test_without_a_configuration_a_host_is_what_it_is_called(home: Path) -> None:
+def test_host_without_configuration_uses_its_name(home: Path) -> None:
+    """Without an SSH configuration a host is reached by its name."""
     target = resolve("Node1.lab")
     assert (target.host, target.hostname, target.port) == ("Node1.lab", "node1.lab", 22)
     assert target.user == getpass.getuser()
@@ -32,7 +33,7 @@ def test_without_a_configuration_a_host_is_what_it_is_called(home: Path) -> None
     assert target.proxy_command == ""
 
 
-def test_what_the_configuration_says_is_done(home: Path) -> None:
+def test_configuration_options_are_applied(home: Path) -> None:
     _write(
         home,
         """
@@ -63,20 +64,18 @@ def test_what_the_configuration_says_is_done(home: Path) -> None:
     assert resolve("cpu1").user == getpass.getuser()
 
 
-def test_the_job_file_goes_before_the_configuration(home: Path) -> None:
+def test_job_file_overrides_the_configuration(home: Path) -> None:
     _write(home, "Host *\n  User ml\n  Port 2200\n")
     target = resolve("gpu07", user="root", port=22)
     assert (target.user, target.port) == ("root", 22)
 
 
-def test_an_other_port_is_part_of_the_name_in_known_hosts() -> None:
+def test_other_port_is_part_of_known_hosts_name() -> None:
     assert resolve("gpu07", port=2200).key_name == "[gpu07]:2200"
 
 
 def test_bastions_form_a_chain(home: Path) -> None:
-    _write(
-        home, "Host inner\n  ProxyJump a@first:2201,second\nHost second\n  User b\n  HostName second.lab\n"
-    )
+    _write(home, "Host inner\n  ProxyJump a@first:2201,second\nHost second\n  User b\n  HostName second.lab\n")
     inner = resolve("inner")
     assert inner.jump is not None
     assert (inner.jump.hostname, inner.jump.user) == ("second.lab", "b")
@@ -85,14 +84,15 @@ def test_bastions_form_a_chain(home: Path) -> None:
     assert inner.jump.jump.jump is None
 
 
-def test_a_circle_of_bastions_is_refused(home: Path) -> None:
+def test_circular_bastions_are_refused(home: Path) -> None:
+    """A circle of bastions is refused."""
     _write(home, "Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
     with pytest.raises(LaunchError, match="in a circle") as caught:
         resolve("a")
     assert (caught.value.stage, caught.value.retryable) == ("config", Retryable.PERMANENT)
 
 
-def test_a_broken_configuration_is_named_with_file_and_line(home: Path) -> None:
+def test_broken_configuration_is_named_with_file_and_line(home: Path) -> None:
     _write(home, "Host *\n  Flavour vanilla\n")
     with pytest.raises(LaunchError, match=r"\.ssh/config.*line 2.*flavour") as caught:
         resolve("gpu07")
@@ -101,7 +101,7 @@ def test_a_broken_configuration_is_named_with_file_and_line(home: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["", "-oProxyCommand=true", "two words"])
-def test_what_is_not_a_host_name_is_never_given_to_ssh(host: str) -> None:
+def test_invalid_host_name_is_never_passed_to_ssh(host: str) -> None:
     with pytest.raises(LaunchError, match="not a host name"):
         resolve(host)
 
@@ -113,7 +113,7 @@ def test_include_and_match_are_honoured(home: Path) -> None:
     assert (resolve("gpu08").user, resolve("gpu08").port) == ("ml", 22)
 
 
-def test_without_an_ssh_client_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ssh_client_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match="there is no ssh client") as caught:
         resolve("gpu07")
@@ -127,9 +127,8 @@ def test_a_changed_configuration_is_read_again(home: Path) -> None:
     assert resolve("gpu01").user == "ai"
 
 
-def test_the_agent_is_the_one_of_the_environment_or_the_one_that_is_named(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agent_is_from_environment_or_identity_agent(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SSH agent is that of the environment, or the one that the configuration names."""
     monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
     monkeypatch.setenv("OTHER", "/run/other")
     assert resolve("gpu01").agent_socket == "/run/agent"
@@ -137,6 +136,6 @@ def test_the_agent_is_the_one_of_the_environment_or_the_one_that_is_named(
     assert resolve("gpu01").agent_socket == "/run/other/sock"
 
 
-def test_home_is_where_the_environment_says(home: Path) -> None:
+def test_home_folder_comes_from_environment(home: Path) -> None:
     assert ssh_config.home() == home
     assert ssh_config.overrides_home()

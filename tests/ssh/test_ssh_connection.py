@@ -39,9 +39,8 @@ from tests.support.sshd import (
 pytestmark = needs_sshd
 
 
-def test_an_unknown_host_is_refused_and_the_command_that_is_named_lets_it_in(
-    desk: Desk, jumps: JumpHosts
-) -> None:
+def test_unknown_host_is_refused_with_a_working_fix(desk: Desk, jumps: JumpHosts) -> None:
+    """An unknown host is refused, and the command that is named makes it known."""
     made = desk.start()
     refusal = refused(target_of(made.port), jumps, "host key")
     assert refusal.retryable is Retryable.PERMANENT
@@ -51,9 +50,8 @@ def test_an_unknown_host_is_refused_and_the_command_that_is_named_lets_it_in(
     enter(made, jumps).close()
 
 
-def test_a_changed_host_is_refused_and_the_commands_that_are_named_let_it_in(
-    desk: Desk, jumps: JumpHosts, tmp_path: Path
-) -> None:
+def test_changed_host_is_refused_with_working_fixes(desk: Desk, jumps: JumpHosts, tmp_path: Path) -> None:
+    """A changed host is refused, and the commands that are named let it in."""
     made = desk.start()
     old = make_key(tmp_path / "old")
     known = desk.home / ".ssh" / "known_hosts"
@@ -68,15 +66,17 @@ def test_a_changed_host_is_refused_and_the_commands_that_are_named_let_it_in(
     enter(made, jumps).close()
 
 
-def test_accept_new_lets_an_unknown_host_in_once_and_for_all(desk: Desk, jumps: JumpHosts) -> None:
+def test_accept_new_admits_unknown_host_permanently(desk: Desk, jumps: JumpHosts) -> None:
+    """accept-new lets an unknown host in once and for all."""
     made = desk.start()
     Connection.open(target_of(made.port), host_keys="accept-new", jumps=jumps).close()
     enter(made, jumps).close()
 
 
-def test_a_line_that_breaks_in_the_login_is_a_failure_to_connect(
+def test_connection_broken_in_login_is_a_connect_failure(
     desk: Desk, jumps: JumpHosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A connection that breaks during the login is a failure to connect."""
     made = desk.start()
     desk.know(made)
 
@@ -87,10 +87,8 @@ def test_a_line_that_breaks_in_the_login_is_a_failure_to_connect(
     assert refused(target_of(made.port), jumps, "connect").retryable is Retryable.TRANSIENT
 
 
-def test_the_known_type_of_key_is_asked_for(desk: Desk, jumps: JumpHosts, tmp_path: Path) -> None:
-    keys = [
-        make_key(tmp_path / kind, kind, bits=2048 if kind == "rsa" else None) for kind in ("ed25519", "rsa")
-    ]
+def test_known_key_type_is_requested(desk: Desk, jumps: JumpHosts, tmp_path: Path) -> None:
+    keys = [make_key(tmp_path / kind, kind, bits=2048 if kind == "rsa" else None) for kind in ("ed25519", "rsa")]
     made = desk.start(host_keys=keys)
     (desk.home / ".ssh" / "known_hosts").write_text(made.known_hosts.splitlines()[1])
     enter(made, jumps).close()
@@ -102,7 +100,7 @@ def test_a_killed_session_is_noticed(server: Sshd, connection: Connection) -> No
     assert not connection.is_alive(WAIT_S)
 
 
-def test_a_forwarded_port_brings_connections_home(connection: Connection) -> None:
+def test_forwarded_port_carries_connections_back(connection: Connection) -> None:
     arrived: list[paramiko.Channel] = []
     news = threading.Event()
 
@@ -120,13 +118,12 @@ def test_a_forwarded_port_brings_connections_home(connection: Connection) -> Non
 
 
 @pytest.mark.parametrize("setting", ["AllowTcpForwarding no", "DisableForwarding yes", "PermitListen none"])
-def test_a_forbidden_forward_is_named_with_the_setting(desk: Desk, jumps: JumpHosts, setting: str) -> None:
+def test_forbidden_forward_names_the_setting(desk: Desk, jumps: JumpHosts, setting: str) -> None:
+    """A forbidden forward is reported with the sshd setting."""
     made = desk.start(setting)
     desk.know(made)
     connection = enter(made, jumps)
-    with pytest.raises(
-        LaunchError, match=r"forward: sshd on 127\.0\.0\.1 refuses remote port forwarding"
-    ) as caught:
+    with pytest.raises(LaunchError, match=r"forward: sshd on 127\.0\.0\.1 refuses remote port forwarding") as caught:
         connection.forward(lambda channel: None)
     assert setting.split()[0] in caught.value.fix
     assert "no-port-forwarding" in caught.value.fix
@@ -135,7 +132,7 @@ def test_a_forbidden_forward_is_named_with_the_setting(desk: Desk, jumps: JumpHo
     connection.close()
 
 
-def test_questions_of_many_threads_are_not_mixed_up(connection: Connection) -> None:
+def test_requests_of_many_threads_are_not_mixed_up(connection: Connection) -> None:
     ports: list[int] = []
     threads = [
         threading.Thread(target=lambda: ports.append(connection.forward(lambda channel: None))),
@@ -148,9 +145,7 @@ def test_questions_of_many_threads_are_not_mixed_up(connection: Connection) -> N
     socket.create_connection((LOOPBACK, ports[0]), WAIT_S).close()
 
 
-def test_a_stopped_server_is_found_out_and_the_connection_closed(
-    server: Sshd, connection: Connection
-) -> None:
+def test_stopped_server_is_noticed_and_connection_closed(server: Sshd, connection: Connection) -> None:
     assert connection.is_alive(WAIT_S)
     family = server.family()
     for pid in family:
@@ -163,25 +158,20 @@ def test_a_stopped_server_is_found_out_and_the_connection_closed(
             os.kill(pid, signal.SIGCONT)
 
 
-def test_a_refused_connection_is_passing_trouble(jumps: JumpHosts) -> None:
+def test_refused_connection_is_temporary(jumps: JumpHosts) -> None:
     refusal = refused(target_of(free_port()), jumps, "connect")
     assert "refused" in refusal.reason
     assert refusal.retryable is Retryable.TRANSIENT
 
 
-def test_a_name_without_an_address_is_said(jumps: JumpHosts) -> None:
-    assert (
-        "no address is known for nosuch.invalid"
-        in refused(resolve("nosuch.invalid"), jumps, "connect").reason
-    )
+def test_unresolvable_name_is_reported(jumps: JumpHosts) -> None:
+    """A name without an address is reported."""
+    assert "no address is known for nosuch.invalid" in refused(resolve("nosuch.invalid"), jumps, "connect").reason
 
 
-@pytest.mark.parametrize(
-    "greeting", [b"", b"SSH-2.0-Stuck\r\n"], ids=["says nothing", "hangs in the key exchange"]
-)
-def test_a_host_that_hangs_is_given_up(
-    jumps: JumpHosts, monkeypatch: pytest.MonkeyPatch, greeting: bytes
-) -> None:
+@pytest.mark.parametrize("greeting", [b"", b"SSH-2.0-Stuck\r\n"], ids=["says nothing", "hangs in the key exchange"])
+def test_hanging_host_times_out(jumps: JumpHosts, monkeypatch: pytest.MonkeyPatch, greeting: bytes) -> None:
+    """A host that hangs is given up."""
     monkeypatch.setattr(dial, "HANDSHAKE_S_MAX", 1.0)
     with socket.create_server((LOOPBACK, 0)) as listener:
         held = threading.Thread(target=_greet, args=(listener, greeting))
@@ -244,9 +234,8 @@ def _hanging(desk: Desk, at: str) -> Iterator[int]:
         serving.join(WAIT_S)
 
 
-def test_a_host_that_hangs_in_the_login_is_given_up(
-    jumps: JumpHosts, desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_host_hanging_in_login_times_out(jumps: JumpHosts, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that hangs during the login is given up."""
     monkeypatch.setattr(auth, "AUTH_S_MAX", 0.5)
     with (
         _hanging(desk, "login") as port,
@@ -257,9 +246,8 @@ def test_a_host_that_hangs_in_the_login_is_given_up(
     assert f"ssh -v -p {port}" in caught.value.fix
 
 
-def test_a_host_that_leaves_a_request_unanswered_is_given_up(
-    jumps: JumpHosts, desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unanswered_request_times_out(jumps: JumpHosts, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that leaves a request unanswered is given up."""
     monkeypatch.setattr(connections, "CHANNEL_S_MAX", 0.5)
     monkeypatch.setattr(connections, "FORWARD_S_MAX", 0.5)
     with _hanging(desk, "command") as port:
@@ -274,7 +262,7 @@ def test_a_host_that_leaves_a_request_unanswered_is_given_up(
         opened.close()
 
 
-def test_what_is_not_an_ssh_server_is_said(jumps: JumpHosts) -> None:
+def test_non_ssh_server_is_reported(jumps: JumpHosts) -> None:
     with socket.create_server((LOOPBACK, 0)) as listener:
 
         def answer() -> None:
@@ -317,7 +305,7 @@ def _pass_on(source: socket.socket, sink: socket.socket) -> None:
             sink.sendall(block)
 
 
-def test_a_host_that_refuses_for_now_is_tried_once_more(
+def test_temporarily_refusing_host_is_tried_once_more(
     desk: Desk, jumps: JumpHosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "REFUSED_S", 0.05)
@@ -325,9 +313,8 @@ def test_a_host_that_refuses_for_now_is_tried_once_more(
         Connection.open(target_of(port), host_keys="accept-new", jumps=jumps).close()
 
 
-def test_a_host_that_still_refuses_is_told_in_its_own_words(
-    jumps: JumpHosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_persistent_refusal_is_reported_in_its_own_words(jumps: JumpHosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that still refuses is reported in its own words."""
     monkeypatch.setattr(connections, "REFUSED_S", 0.05)
     with _turning_away(2, then=0) as port:
         refusal = refused(target_of(port), jumps, "connect")
@@ -337,7 +324,7 @@ def test_a_host_that_still_refuses_is_told_in_its_own_words(
     assert refusal.retryable is Retryable.TRANSIENT
 
 
-def test_an_openssh_client_finds_the_same_way(desk: Desk, connection: Connection) -> None:
+def test_openssh_client_reaches_host_the_same_way(desk: Desk, connection: Connection) -> None:
     argv = connection.openssh()
     assert argv is not None
     assert {"BatchMode=yes", "StrictHostKeyChecking=yes"} <= set(argv)
@@ -345,9 +332,10 @@ def test_an_openssh_client_finds_the_same_way(desk: Desk, connection: Connection
     assert (done.stdout, done.returncode) == ("in\n", 0), done.stderr
 
 
-def test_nothing_is_said_on_standard_error(
+def test_nothing_is_printed_on_stderr(
     desk: Desk, jumps: JumpHosts, server: Sshd, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Nothing is printed on standard error."""
     connection = enter(server, jumps)
     server.cut_off()
     assert is_over(connection)
@@ -355,7 +343,7 @@ def test_nothing_is_said_on_standard_error(
     assert capfd.readouterr() == ("", "")
 
 
-def test_many_hosts_are_connected_to_at_once(server: Sshd, jumps: JumpHosts) -> None:
+def test_many_hosts_are_connected_concurrently(server: Sshd, jumps: JumpHosts) -> None:
     said: list[bytes | None] = []
 
     def visit() -> None:

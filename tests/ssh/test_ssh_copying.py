@@ -65,9 +65,7 @@ def write(folder: Path, name: str, data: bytes, at_ns: int | None = None) -> Che
 class Host:
     """A host, the copies from and to it, and a folder on it and at home."""
 
-    def __init__(
-        self, desk: Desk, tmp_path: Path, settings: str, has_rsync: bool, mb_s: float | None
-    ) -> None:
+    def __init__(self, desk: Desk, tmp_path: Path, settings: str, has_rsync: bool, mb_s: float | None) -> None:
         # Sessions get a home without a .bashrc, which may do anything.
         self.server: Sshd = desk.start(f"SetEnv HOME={desk.home}\n{settings}")
         desk.know(self.server)
@@ -141,9 +139,10 @@ WAY_IDS = ["rsync", "sftp", "noisy shell", "banner", "no sftp-server"]
 
 
 @pytest.mark.parametrize(("settings", "has_rsync"), WAYS, ids=WAY_IDS)
-def test_every_name_comes_home_and_goes_back(
+def test_odd_file_names_survive_both_directions(
     start: StartHost, tmp_path: Path, settings: str, has_rsync: bool
 ) -> None:
+    """Files of every name are fetched and sent back."""
     (tmp_path / "banner").write_text("Welcome. 100% of this host is watched.\n\norch-differs\n")
     host = start(settings.format(tmp_path / "banner"), has_rsync)
     pieces = [write(host.there, name, os.urandom(n * 1000)) for n, name in enumerate(NAMES)]
@@ -153,9 +152,7 @@ def test_every_name_comes_home_and_goes_back(
     assert left == {Path(name) for name in NAMES}, "nothing else is left"
     shutil.rmtree(host.there)
     assert host.send(*NAMES) == ""
-    assert [(host.there / name).read_bytes() for name in NAMES] == [
-        (host.here / n).read_bytes() for n in NAMES
-    ]
+    assert [(host.there / name).read_bytes() for name in NAMES] == [(host.here / n).read_bytes() for n in NAMES]
     assert {path.relative_to(host.there) for path in host.there.rglob("*") if path.is_file()} == left
 
 
@@ -171,7 +168,7 @@ def test_rsync_is_used_where_both_ends_have_it(start: StartHost, tmp_path: Path,
 
 
 @pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
-def test_a_large_file_comes_whole(start: StartHost, has_rsync: bool) -> None:
+def test_large_file_is_copied_whole(start: StartHost, has_rsync: bool) -> None:
     host = start("", has_rsync)
     block = os.urandom(1 << 20)
     large = write(host.there, "large.pt", b"".join(bytes([n]) + block for n in range(40)))
@@ -179,7 +176,8 @@ def test_a_large_file_comes_whole(start: StartHost, has_rsync: bool) -> None:
     assert piece(host.here, "large.pt") == large
 
 
-def test_what_is_at_home_already_is_not_copied_again(start: StartHost) -> None:
+def test_file_already_fetched_is_not_copied_again(start: StartHost) -> None:
+    """A file that the job folder already has is not copied again."""
     host = start("", False)
     wanted = write(host.there, "a.pt", b"data")
     assert host.fetch(wanted) == ""
@@ -189,7 +187,7 @@ def test_what_is_at_home_already_is_not_copied_again(start: StartHost) -> None:
 
 
 @pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
-def test_a_file_that_was_deleted_is_told_at_once(start: StartHost, has_rsync: bool) -> None:
+def test_deleted_file_is_reported_at_once(start: StartHost, has_rsync: bool) -> None:
     host = start("", has_rsync)
     wanted = write(host.there, "a.pt", b"data")
     (host.there / "a.pt").unlink()
@@ -202,23 +200,19 @@ AGAIN = "a.pt was written again on node1 before it was copied"
 
 @pytest.mark.parametrize("later_ns", [10**9, 10**8], ids=["another second", "the same second"])
 @pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
-def test_a_file_that_was_written_again_does_not_come_even_if_only_its_bytes_or_its_time_differ(
-    start: StartHost, has_rsync: bool, later_ns: int
-) -> None:
+def test_rewritten_file_is_rejected_by_bytes_or_time(start: StartHost, has_rsync: bool, later_ns: int) -> None:
+    """A file that was rewritten is rejected, even if only its bytes or its time differ."""
     host = start("", has_rsync)
     wanted = write(host.there, "a.pt", b"data", SAVED_NS)
     write(host.there, "a.pt", b"more", SAVED_NS + later_ns)
     error = host.fetch(wanted)
-    assert error == AGAIN or (
-        not has_rsync and later_ns < 10**9 and error == "a.pt arrived damaged from node1 twice"
-    )
+    assert error == AGAIN or (not has_rsync and later_ns < 10**9 and error == "a.pt arrived damaged from node1 twice")
 
 
 @pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
 @pytest.mark.parametrize("is_hashed", [True, False], ids=["hashed", "not hashed"])
-def test_a_file_that_is_written_over_while_it_is_copied_does_not_come(
-    start: StartHost, has_rsync: bool, is_hashed: bool
-) -> None:
+def test_file_rewritten_during_copy_is_rejected(start: StartHost, has_rsync: bool, is_hashed: bool) -> None:
+    """A file that is overwritten while it is copied is rejected."""
     host = start("", has_rsync, 2.0)
     wanted, other = write(host.there, "a.pt", os.urandom(8_000_000), SAVED_NS), os.urandom(8_000_000)
     if not is_hashed:
@@ -232,9 +226,8 @@ def test_a_file_that_is_written_over_while_it_is_copied_does_not_come(
 
 
 @pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
-def test_a_file_that_is_written_over_while_another_of_its_save_is_copied_does_not_come(
-    start: StartHost, has_rsync: bool
-) -> None:
+def test_file_rewritten_during_copy_of_sibling_is_rejected(start: StartHost, has_rsync: bool) -> None:
+    """A file that is overwritten while another file of its checkpoint is copied is rejected."""
     host = start("", has_rsync, 2.0)
     first = write(host.there, "s/a.pt", b"data", SAVED_NS)
     large = write(host.there, "s/b.pt", os.urandom(8_000_000))
@@ -246,7 +239,8 @@ def test_a_file_that_is_written_over_while_another_of_its_save_is_copied_does_no
     assert done.error == "s/a.pt was written again on node1 before it was copied"
 
 
-def test_a_file_that_comes_damaged_is_copied_once_more_and_then_given_up(start: StartHost) -> None:
+def test_damaged_copy_is_retried_once_then_fails(start: StartHost) -> None:
+    """A file that arrives damaged is copied once more and then given up."""
     host = start("", False)
     good = write(host.there, "a.pt", b"data")
     bad = CheckpointFile(good.name, good.size_bytes, good.mtime_ns, "0" * 64)
@@ -255,9 +249,8 @@ def test_a_file_that_comes_damaged_is_copied_once_more_and_then_given_up(start: 
     assert host.fetch(good) == ""
 
 
-def test_a_file_that_was_damaged_on_its_way_once_comes_with_the_next_try(
-    start: StartHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_damaged_once_arrives_with_the_retry(start: StartHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was damaged once on its way arrives with the next try."""
     host = start("", False)
     wanted = write(host.there, "a.pt", os.urandom(3_000_000))
     blocks, tries = sftp.blocks, iter((True, False))
@@ -272,7 +265,7 @@ def test_a_file_that_was_damaged_on_its_way_once_comes_with_the_next_try(
     assert piece(host.here, "a.pt") == wanted
 
 
-def test_a_file_is_not_replaced_by_one_that_is_not_whole(start: StartHost) -> None:
+def test_file_is_not_replaced_by_incomplete_one(start: StartHost) -> None:
     host = start("", False, 1.0)
     write(host.there, "a.pt", os.urandom(20_000_000))
     write(host.here, "a.pt", b"before")
@@ -293,7 +286,8 @@ def until(true: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
-def test_close_ends_a_copy_at_once_and_leaves_no_process(start: StartHost, has_rsync: bool) -> None:
+def test_close_ends_copy_at_once_without_leftover_process(start: StartHost, has_rsync: bool) -> None:
+    """Closing ends a copy at once and leaves no process."""
     host = start("", has_rsync, 0.5)
     wanted = write(host.there, "a.pt", os.urandom(20_000_000))
     host.begin(Direction.FETCH, ("a.pt",), (wanted,))
@@ -312,7 +306,7 @@ def command(pid: int) -> bytes:
 
 
 @pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
-def test_the_limit_of_speed_is_kept(start: StartHost, has_rsync: bool) -> None:
+def test_bandwidth_limit_is_kept(start: StartHost, has_rsync: bool) -> None:
     host = start("", has_rsync, 4.0)
     wanted = write(host.there, "a.pt", os.urandom(8_000_000))
     began_s = time.monotonic()
@@ -321,7 +315,7 @@ def test_the_limit_of_speed_is_kept(start: StartHost, has_rsync: bool) -> None:
 
 
 @pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
-def test_a_copy_goes_on_when_its_broken_line_is_back(start: StartHost, has_rsync: bool) -> None:
+def test_copy_resumes_after_broken_connection(start: StartHost, has_rsync: bool) -> None:
     host = start("", has_rsync, 10.0)
     wanted = write(host.there, "a.pt", os.urandom(20_000_000))
     host.begin(Direction.FETCH, ("a.pt",), (wanted,))
@@ -338,7 +332,7 @@ def test_a_copy_goes_on_when_its_broken_line_is_back(start: StartHost, has_rsync
     assert piece(host.here, "a.pt") == wanted
 
 
-def test_a_copy_waits_until_there_is_a_way_to_its_host(start: StartHost) -> None:
+def test_copy_waits_for_connection_to_its_host(start: StartHost) -> None:
     host = start()
     wanted = write(host.there, "a.pt", b"data")
     connection, host.connection = host.connection, None
@@ -366,7 +360,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
-def test_a_full_disk_on_the_host_is_told(start: StartHost, small_disk: Path, has_rsync: bool) -> None:
+def test_full_disk_on_host_is_reported(start: StartHost, small_disk: Path, has_rsync: bool) -> None:
     host = start("", has_rsync)
     host.there = small_disk
     write(host.here, "a.pt", os.urandom(6_000_000))
@@ -375,7 +369,8 @@ def test_a_full_disk_on_the_host_is_told(start: StartHost, small_disk: Path, has
     assert list(small_disk.iterdir()) == []
 
 
-def test_a_full_disk_at_home_is_told_before_a_byte_is_copied(start: StartHost, small_disk: Path) -> None:
+def test_full_local_disk_is_reported_before_copying(start: StartHost, small_disk: Path) -> None:
+    """A full local disk is reported before a byte is copied."""
     host = start()
     host.here = small_disk / "incoming"
     wanted = write(host.there, "a.pt", os.urandom(6_000_000))
@@ -384,7 +379,8 @@ def test_a_full_disk_at_home_is_told_before_a_byte_is_copied(start: StartHost, s
 
 
 @pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
-def test_what_cannot_be_read_on_the_host_is_told(start: StartHost, has_rsync: bool) -> None:
+def test_unreadable_file_on_host_is_reported(start: StartHost, has_rsync: bool) -> None:
+    """A file that cannot be read on the host is reported."""
     host = start("", has_rsync)
     wanted = write(host.there, "a.pt", b"data")
     (host.there / "a.pt").unlink()
@@ -393,7 +389,7 @@ def test_what_cannot_be_read_on_the_host_is_told(start: StartHost, has_rsync: bo
 
 
 @pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
-def test_a_host_s_own_file_is_not_sent_again_and_any_other_is(start: StartHost, has_rsync: bool) -> None:
+def test_host_is_not_sent_its_own_file_again(start: StartHost, has_rsync: bool) -> None:
     host = start("", has_rsync)
     for name in ("own.pt", "longer.pt", "later.pt"):
         write(host.here, name, b"data", SAVED_NS)
@@ -408,7 +404,7 @@ def test_a_host_s_own_file_is_not_sent_again_and_any_other_is(start: StartHost, 
     assert (host.there / "own.pt").stat().st_ino == inode
 
 
-def test_a_file_of_the_same_second_with_other_bytes_is_sent_by_rsync(start: StartHost) -> None:
+def test_rsync_sends_different_bytes_of_the_same_second(start: StartHost) -> None:
     host = start()
     write(host.here, "a.pt", b"data", SAVED_NS)
     write(host.there, "a.pt", b"more", SAVED_NS + 10**8)
@@ -416,9 +412,10 @@ def test_a_file_of_the_same_second_with_other_bytes_is_sent_by_rsync(start: Star
     assert (host.there / "a.pt").read_bytes() == b"data"
 
 
-def test_what_another_copy_brought_is_sent_again_by_sftp_which_knows_whole_seconds_only(
+def test_sftp_resends_files_since_times_are_whole_seconds(
     start: StartHost,
 ) -> None:
+    """SFTP sends a file of another copy again, since it knows only whole seconds."""
     host = start("", False)
     write(host.here, "a.pt", b"data", SAVED_NS)
     write(host.there, "a.pt", b"more", SAVED_NS)
@@ -427,7 +424,8 @@ def test_what_another_copy_brought_is_sent_again_by_sftp_which_knows_whole_secon
 
 
 @pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
-def test_a_link_on_the_host_comes_as_what_it_leads_to(start: StartHost, has_rsync: bool) -> None:
+def test_symlink_on_host_is_copied_as_its_target(start: StartHost, has_rsync: bool) -> None:
+    """A symbolic link on the host is copied as what it leads to."""
     host = start("", has_rsync)
     write(host.there, "step_1.pt", b"data")
     (host.there / "last.pt").symlink_to("step_1.pt")

@@ -42,9 +42,7 @@ def _configure(desk: Desk, **servers: Sshd) -> None:
     """Let names lead to servers; `gone` leads to a port that nobody listens on."""
     desk.know(*servers.values())
     ports = {**{name: server.port for name, server in servers.items()}, "gone": free_port()}
-    desk.configure(
-        "".join(f"Host {name}\n HostName 127.0.0.1\n Port {port}\n" for name, port in ports.items())
-    )
+    desk.configure("".join(f"Host {name}\n HostName 127.0.0.1\n Port {port}\n" for name, port in ports.items()))
 
 
 def _start(desk: Desk, settings: str = "", environ: str = "") -> Sshd:
@@ -68,7 +66,8 @@ def _name(there: Connection, host: str) -> str:
     return said.decode()
 
 
-def test_every_host_answers_or_says_why_not_in_the_users_order(desk: Desk) -> None:
+def test_every_host_answers_in_the_users_order(desk: Desk) -> None:
+    """Every host answers, or its fault is reported, in the user's order."""
     one, two = _start(desk), _start(desk)
     _configure(desk, one=one, two=two)
     said = fanout.run_on_each(["two", "gone", "one", "two"], SSH, _name)
@@ -79,7 +78,8 @@ def test_every_host_answers_or_says_why_not_in_the_users_order(desk: Desk) -> No
     assert "gone: connect: " in fanout.format_failures(said) and "two:" not in fanout.format_failures(said)
 
 
-def test_a_host_that_never_answers_costs_no_more_than_the_limit(desk: Desk) -> None:
+def test_host_that_never_answers_costs_only_the_limit(desk: Desk) -> None:
+    """A host that never answers costs no more than the time limit."""
     _configure(desk, one=_start(desk))
 
     def work(there: Connection, host: str) -> str:
@@ -93,7 +93,7 @@ def test_a_host_that_never_answers_costs_no_more_than_the_limit(desk: Desk) -> N
     assert isinstance(said["one"], LaunchError) and "no answer within 1.5 s" in str(said["one"])
 
 
-def test_a_fault_of_ours_is_not_blamed_on_the_host(desk: Desk) -> None:
+def test_internal_fault_is_not_blamed_on_host(desk: Desk) -> None:
     _configure(desk, one=_start(desk))
 
     def work(_there: Connection, _host: str) -> None:
@@ -106,14 +106,13 @@ def test_a_fault_of_ours_is_not_blamed_on_the_host(desk: Desk) -> None:
 GPUS = "GPU 0: H200 (UUID: GPU-a)\\nGPU 1: H200 (UUID: GPU-b)\\n"
 
 
-def test_the_gpus_are_counted_on_the_hosts_whatever_their_shells_print(desk: Desk, tmp_path: Path) -> None:
-    _configure(
-        desk, one=_with_gpus(desk, tmp_path / "one", GPUS), two=_with_gpus(desk, tmp_path / "two", GPUS)
-    )
+def test_gpus_are_counted_despite_shell_output(desk: Desk, tmp_path: Path) -> None:
+    """The GPUs are counted on the hosts, whatever their shells print."""
+    _configure(desk, one=_with_gpus(desk, tmp_path / "one", GPUS), two=_with_gpus(desk, tmp_path / "two", GPUS))
     assert fanout.count_gpus(["one", "gone", "two"], SSH, "job.yaml") == 2
 
 
-def test_hosts_with_different_numbers_of_gpus_are_named(desk: Desk, tmp_path: Path) -> None:
+def test_unequal_gpu_counts_are_named_by_host(desk: Desk, tmp_path: Path) -> None:
     none = _with_gpus(desk, tmp_path / "two", "No devices were found\\n", 6)
     _configure(desk, one=_with_gpus(desk, tmp_path / "one", GPUS), two=none)
     assert fanout.count_gpus(["two"], SSH, "") == 0
@@ -121,7 +120,7 @@ def test_hosts_with_different_numbers_of_gpus_are_named(desk: Desk, tmp_path: Pa
         fanout.count_gpus(["one", "two"], SSH, "job.yaml:3: gpus_per_node")
 
 
-def test_hosts_that_say_nothing_are_named_with_their_reasons(desk: Desk, tmp_path: Path) -> None:
+def test_silent_hosts_are_named_with_reasons(desk: Desk, tmp_path: Path) -> None:
     _configure(desk, one=_with_gpus(desk, tmp_path / "one", "NVML: Driver/library version mismatch\\n", 18))
     with pytest.raises(ClusterError, match="no host said how many GPUs") as told:
         fanout.count_gpus(["one", "gone"], SSH, "job.yaml")
@@ -147,20 +146,18 @@ def _check(tmp_path: Path, hosts: str, *overrides: str) -> dict[str, list[Findin
     return found
 
 
-def test_check_looks_at_every_host_and_leaves_nothing_there(desk: Desk, tmp_path: Path) -> None:
+def test_check_inspects_every_host_without_leftovers(desk: Desk, tmp_path: Path) -> None:
     _configure(desk, one=_start(desk), closed=_start(desk, "AllowTcpForwarding no"))
     found = _check(tmp_path, "[one, closed, gone]")
     assert list(found) == ["spec", "plan", "code", "space", "host", "forward", "connect", "hosts"]
     assert found["host"][0].ok and found["host"][0].found.startswith("one: Python 3.")
-    assert "AllowTcpForwarding" in found["forward"][0].fix and found["forward"][0].found.startswith(
-        "closed: "
-    )
+    assert "AllowTcpForwarding" in found["forward"][0].fix and found["forward"][0].found.startswith("closed: ")
     assert found["connect"][0].found.startswith("gone: ")
     assert (found["hosts"][0].ok, found["hosts"][0].found) == (True, "1 of 3 hosts can be used, 1 needed")
     assert not (tmp_path / "remote").exists()
 
 
-def test_check_fails_when_too_few_hosts_can_be_used(desk: Desk, tmp_path: Path) -> None:
+def test_check_fails_with_too_few_usable_hosts(desk: Desk, tmp_path: Path) -> None:
     _configure(desk, one=_start(desk))
     found = _check(tmp_path, "[one, gone]", "nodes=2")
     last = found["hosts"][0]
@@ -169,7 +166,7 @@ def test_check_fails_when_too_few_hosts_can_be_used(desk: Desk, tmp_path: Path) 
     assert "GPUs, and 4 are needed" in found["host"][0].found and not found["hosts"][0].ok
 
 
-def test_check_says_when_no_python_for_the_ranks_is_there(desk: Desk, tmp_path: Path) -> None:
+def test_check_reports_missing_python_for_ranks(desk: Desk, tmp_path: Path) -> None:
     _configure(desk, one=_start(desk))
     found = _check(tmp_path, "[one]", "python=/no/such/python")
     assert found["host"][0].found == "one: it has none of /no/such/python"
@@ -221,7 +218,8 @@ def _ended(
     return Job(job), there.root
 
 
-def test_collect_brings_what_is_missing_once_and_overwrites_nothing(desk: Desk, tmp_path: Path) -> None:
+def test_collect_fetches_missing_files_without_overwriting(desk: Desk, tmp_path: Path) -> None:
+    """orch collect fetches what is missing once and overwrites nothing."""
     server = _start(desk)
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
@@ -242,9 +240,8 @@ def test_collect_brings_what_is_missing_once_and_overwrites_nothing(desk: Desk, 
 
 
 @pytest.mark.parametrize("later_s", [-5, 5])
-def test_another_checkpoint_comes_beside_the_one_at_home_older_or_newer_and_metadata_comes_too(
-    desk: Desk, tmp_path: Path, later_s: int
-) -> None:
+def test_collect_fetches_other_checkpoints_beside_local_one(desk: Desk, tmp_path: Path, later_s: int) -> None:
+    """Another checkpoint is fetched beside the local one, older or newer, with its metadata."""
     server = _start(desk)
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
@@ -270,9 +267,8 @@ def _write_code(job: JobDir, there: Path, *written: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["*", "{job_dir}/code/out/*"])
-def test_what_ranks_wrote_where_they_start_comes_home_and_what_was_brought_does_not(
-    desk: Desk, tmp_path: Path, path: str
-) -> None:
+def test_collect_fetches_written_files_but_not_copied_ones(desk: Desk, tmp_path: Path, path: str) -> None:
+    """Files that ranks wrote in the start folder are fetched, and those that orch copied there are not."""
     server = _start(desk)
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
@@ -290,7 +286,7 @@ def test_what_ranks_wrote_where_they_start_comes_home_and_what_was_brought_does_
     }  # fmt: skip
 
 
-def test_too_much_that_is_no_checkpoint_keeps_a_host_from_its_cleanup(
+def test_clean_keeps_host_with_too_many_other_files(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _configure(desk, one=_start(desk))
@@ -298,17 +294,14 @@ def test_too_much_that_is_no_checkpoint_keeps_a_host_from_its_cleanup(
     _write_code(job.folder, there, "metrics.csv")
     monkeypatch.setattr(remote_files, "OTHERS_BYTES_MAX", 3)
     (line,) = remote_files.clean_hosts(job).fetched["one"].missing
-    assert (
-        line.endswith("were not copied: code/metrics.csv; orch collect --all copies them") and there.exists()
-    )
+    assert line.endswith("were not copied: code/metrics.csv; orch collect --all copies them") and there.exists()
     account = remote_files.clean_hosts(job, discard=True)
     assert account.clean_hosts == ("one",) and not there.exists()
     assert not (job.folder.code / "metrics.csv").exists()
 
 
-def test_all_that_ranks_wrote_on_a_host_comes_if_that_is_wanted(
-    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collect_all_fetches_everything_written(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files that ranks wrote on a host are fetched if the user asks for it."""
     _configure(desk, one=_start(desk))
     job, there = _ended(desk, tmp_path, launched=["one"])
     _write_code(job.folder, there, "metrics.csv")
@@ -317,7 +310,8 @@ def test_all_that_ranks_wrote_on_a_host_comes_if_that_is_wanted(
     assert (job.folder.code / "metrics.csv").read_text() == "metrics.csv"
 
 
-def test_no_host_is_visited_while_another_command_is_at_work_on_the_job(desk: Desk, tmp_path: Path) -> None:
+def test_host_is_not_visited_during_another_command(desk: Desk, tmp_path: Path) -> None:
+    """No host is connected to while another command works on the job."""
     _configure(desk, one=_start(desk))
     job, there = _ended(desk, tmp_path, launched=["one"])
     with locks.hold_resume_lock(job.folder):
@@ -331,21 +325,19 @@ def test_no_host_is_visited_while_another_command_is_at_work_on_the_job(desk: De
     assert there.exists() and job.folder.rank_log(1, 0).read_text() == "all that"
 
 
-def test_a_host_out_of_reach_is_named_and_the_others_are_collected(desk: Desk, tmp_path: Path) -> None:
+def test_unreachable_host_is_named_and_others_collected(desk: Desk, tmp_path: Path) -> None:
     _configure(desk, one=_start(desk))
     job, _ = _ended(desk, tmp_path, "[one, gone]")
     book = journal_file.Journal(job.folder.journal, "boot", 3)
     book.write(d.Launch(0.0, "needed", 1, "gone"))
     book.close()
-    (desk.home / ".ssh" / "config").write_text(
-        (desk.home / ".ssh" / "config").read_text() + "Host two\n Port 1\n"
-    )
+    (desk.home / ".ssh" / "config").write_text((desk.home / ".ssh" / "config").read_text() + "Host two\n Port 1\n")
     account = remote_files.collect(job)
     assert list(account.fetched) == ["one"] and sorted(account.failed) == ["gone", "two"]
     assert not account.is_complete and any(line.startswith("gone: connect: ") for line in account.lines())
 
 
-def test_the_folder_that_the_job_was_submitted_from_is_left_alone(desk: Desk, tmp_path: Path) -> None:
+def test_submit_folder_is_left_alone(desk: Desk, tmp_path: Path) -> None:
     server = _start(desk)
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
@@ -356,14 +348,13 @@ def test_the_folder_that_the_job_was_submitted_from_is_left_alone(desk: Desk, tm
     assert (there / "stranger").exists()
 
 
-def test_clean_brings_everything_home_and_then_removes_the_folder(desk: Desk, tmp_path: Path) -> None:
+def test_clean_fetches_everything_then_removes_folder(desk: Desk, tmp_path: Path) -> None:
     server = _start(desk)
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
     accounts = clean_hosts([job])
     assert (
-        summarize_cleaned(accounts)
-        == f"cleaned up 2 hosts of 1 job ({job.id}); fetched 5 files (3.0 MB) from 2 hosts"
+        summarize_cleaned(accounts) == f"cleaned up 2 hosts of 1 job ({job.id}); fetched 5 files (3.0 MB) from 2 hosts"
     )
     assert not there.exists()
     assert (job.folder.checkpoints / "step-2" / "rank-0.pt").exists()
@@ -372,7 +363,7 @@ def test_clean_brings_everything_home_and_then_removes_the_folder(desk: Desk, tm
     assert clean_hosts([job]) == {} and summarize_cleaned({}) == "", "nobody asks twice"
 
 
-def test_what_cannot_come_home_stays_on_the_host(desk: Desk, tmp_path: Path) -> None:
+def test_clean_keeps_files_that_cannot_be_fetched(desk: Desk, tmp_path: Path) -> None:
     server = _start(desk)
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
@@ -383,7 +374,7 @@ def test_what_cannot_come_home_stays_on_the_host(desk: Desk, tmp_path: Path) -> 
     assert any("rank-00000.log could not be fetched" in line for line in left[jobs.ID].lines())
 
 
-def test_a_damaged_job_is_named_and_the_next_one_is_cleaned(desk: Desk, tmp_path: Path) -> None:
+def test_damaged_job_is_named_and_next_is_cleaned(desk: Desk, tmp_path: Path) -> None:
     server = _start(desk)
     _configure(desk, one=server)
     job, there = _ended(desk, tmp_path, launched=["one"])

@@ -58,7 +58,7 @@ def _refusal(target: Target, path: Path, policy: Policy = "strict") -> LaunchErr
         ("gpu07", 2200),  # OpenSSH takes the bare name for any port
     ],
 )
-def test_a_known_key_is_good(made: dict[str, Path], known: Path, names: str, port: int | None) -> None:
+def test_known_key_is_accepted(made: dict[str, Path], known: Path, names: str, port: int | None) -> None:
     known.write_text(f"# mine\n\nnonsense\n{names} {public(made['one'])} a comment\n")
     check(resolve("gpu07", port=port), _key(made["one"]), "strict")
 
@@ -71,7 +71,7 @@ def test_a_hashed_name_is_found(made: dict[str, Path], known: Path) -> None:
     check(resolve("gpu08", port=2200), _key(made["other"]), "strict")
 
 
-def test_an_unknown_key_is_refused_with_the_command_that_adds_it(made: dict[str, Path], known: Path) -> None:
+def test_unknown_key_is_refused_with_adding_command(made: dict[str, Path], known: Path) -> None:
     refusal = _refusal(resolve("gpu07", port=2200), made["one"])
     assert refusal.reason == f"its ED25519 key {fingerprint(made['one'])} is not in known_hosts"
     assert "-p 2200 -t ed25519 gpu07 >> ~/.ssh/known_hosts" in refusal.fix
@@ -79,15 +79,14 @@ def test_an_unknown_key_is_refused_with_the_command_that_adds_it(made: dict[str,
     assert not known.exists()
 
 
-def test_behind_a_bastion_ssh_itself_is_named_to_add_the_key(made: dict[str, Path]) -> None:
+def test_unknown_key_behind_bastion_is_fixed_with_ssh(made: dict[str, Path]) -> None:
     target = replace(resolve("gpu07", user="ml"), jump=resolve("bastion"))
     assert "ssh -o StrictHostKeyChecking=ask -l ml gpu07 true" in _refusal(target, made["one"]).fix
 
 
 @pytest.mark.parametrize("policy", ["strict", "accept-new"])
-def test_a_changed_key_is_refused_and_the_line_is_named(
-    made: dict[str, Path], known: Path, policy: Policy
-) -> None:
+def test_changed_key_is_refused_with_its_line(made: dict[str, Path], known: Path, policy: Policy) -> None:
+    """A changed key is refused, and its line in known_hosts is named."""
     known.write_text(f"other {public(made['one'])}\ngpu07 {public(made['one'])}\n")
     before = known.read_text()
     refusal = _refusal(resolve("gpu07"), made["other"], policy)
@@ -97,7 +96,7 @@ def test_a_changed_key_is_refused_and_the_line_is_named(
     assert known.read_text() == before
 
 
-def test_the_fix_for_a_changed_key_really_forgets_it(made: dict[str, Path], known: Path, home: Path) -> None:
+def test_changed_key_fix_removes_the_old_key(made: dict[str, Path], known: Path, home: Path) -> None:
     known.write_text(f"[gpu07]:2200 {public(made['one'])}\n")
     fix = _refusal(resolve("gpu07", port=2200), made["other"]).fix
     command = fix.partition(": ")[2].partition(" && ")[0]
@@ -106,18 +105,16 @@ def test_the_fix_for_a_changed_key_really_forgets_it(made: dict[str, Path], know
 
 
 @pytest.mark.parametrize("policy", ["strict", "accept-new"])
-def test_a_key_of_another_type_than_the_known_one_is_not_taken_for_new(
-    made: dict[str, Path], known: Path, policy: Policy
-) -> None:
+def test_key_of_another_type_is_not_new(made: dict[str, Path], known: Path, policy: Policy) -> None:
+    """A key of another type than the known one is not treated as new."""
     known.write_text(f"gpu07 {public(made['ecdsa'])}\n")
     assert find_known_types(resolve("gpu07")) == ("ecdsa-sha2-nistp256",)
     assert "another type" in _refusal(resolve("gpu07"), made["one"], policy).reason
 
 
 @pytest.mark.parametrize("policy", ["strict", "accept-new"])
-def test_a_known_key_of_a_type_that_cannot_be_requested_is_no_sign_of_another_host(
-    made: dict[str, Path], known: Path, policy: Policy
-) -> None:
+def test_unrequestable_known_key_type_is_not_another_host(made: dict[str, Path], known: Path, policy: Policy) -> None:
+    """A known key of a type that cannot be requested is not a sign of another host."""
     known.write_text("gpu07 ssh-mldsa44-ed25519 AAAA\n")
     refusal = _refusal(resolve("gpu07"), made["one"], policy)
     assert "reinstalled" not in f"{refusal.reason} {refusal.fix}"
@@ -127,7 +124,7 @@ def test_a_known_key_of_a_type_that_cannot_be_requested_is_no_sign_of_another_ho
     check(resolve("gpu07"), _key(made["one"]), policy)
 
 
-def test_the_types_that_can_be_requested_are_paramikos() -> None:
+def test_requestable_key_types_are_those_of_paramiko() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         offered = paramiko.Transport(ours).get_security_options().key_types
@@ -135,20 +132,19 @@ def test_the_types_that_can_be_requested_are_paramikos() -> None:
     assert wanted - {"ssh-dss"} == set(known_hosts.KEY_TYPES)
 
 
-def test_a_revoked_key_is_refused_even_when_it_is_known(made: dict[str, Path], known: Path) -> None:
+def test_revoked_key_is_refused_even_if_known(made: dict[str, Path], known: Path) -> None:
     known.write_text(f"gpu07 {public(made['one'])}\n@revoked * {public(made['one'])}\n")
     assert "revoked by ~/.ssh/known_hosts:2" in _refusal(resolve("gpu07"), made["one"], "accept-new").reason
 
 
-def test_a_certificate_authority_makes_no_key_known_and_is_mentioned(
-    made: dict[str, Path], known: Path
-) -> None:
+def test_certificate_authority_is_mentioned_but_not_trusted(made: dict[str, Path], known: Path) -> None:
+    """A certificate authority makes no key known and is mentioned."""
     known.write_text(f"@cert-authority gpu* {public(made['one'])}\n")
     assert find_known_types(resolve("gpu07")) == ()
     assert "@cert-authority" in _refusal(resolve("gpu07"), made["one"]).reason
 
 
-def test_all_files_are_looked_at(made: dict[str, Path], home: Path) -> None:
+def test_all_known_hosts_files_are_read(made: dict[str, Path], home: Path) -> None:
     (home / "all").write_text(f"gpu07 {public(made['one'])}\n")
     (home / ".ssh" / "config").write_text(f"Host *\n  GlobalKnownHostsFile /nowhere {home}/all\n")
     check(resolve("gpu07"), _key(made["one"]), "strict")
@@ -160,33 +156,27 @@ def test_an_alias_is_the_only_name_that_counts(made: dict[str, Path], known: Pat
     check(resolve("gpu07", port=2200), _key(made["one"]), "strict")
 
 
-def test_accept_new_keeps_the_key_for_the_next_time(made: dict[str, Path], known: Path) -> None:
+def test_accept_new_keeps_key_for_next_time(made: dict[str, Path], known: Path) -> None:
     known.write_text("last line without an end")
     check(resolve("gpu07", port=2200), _key(made["one"]), "accept-new")
     check(resolve("gpu07", port=2200), _key(made["one"]), "strict")
     _refusal(resolve("gpu07", port=2200), made["other"], "accept-new")
 
 
-def test_accept_new_writes_as_private_and_hashed_as_openssh(
-    made: dict[str, Path], known: Path, home: Path
-) -> None:
+def test_accept_new_writes_private_hashed_entries(made: dict[str, Path], known: Path, home: Path) -> None:
     (home / ".ssh").rmdir()
     target = replace(resolve("gpu07"), hash_known_hosts=True)
     check(target, _key(made["one"]), "accept-new")
     assert known.stat().st_mode & 0o777 == 0o600
     assert known.parent.stat().st_mode & 0o777 == 0o700
     assert known.read_text().startswith("|1|")
-    found = subprocess.run(
-        ["ssh-keygen", "-F", "gpu07", "-f", known], capture_output=True, text=True, timeout=10
-    )
+    found = subprocess.run(["ssh-keygen", "-F", "gpu07", "-f", known], capture_output=True, text=True, timeout=10)
     assert public(made["one"]).split()[1] in found.stdout
 
 
 def test_many_threads_add_each_key_once(made: dict[str, Path], known: Path) -> None:
     targets = [replace(resolve(f"gpu{number % 8}"), hash_known_hosts=False) for number in range(32)]
-    threads = [
-        threading.Thread(target=check, args=(target, _key(made["one"]), "accept-new")) for target in targets
-    ]
+    threads = [threading.Thread(target=check, args=(target, _key(made["one"]), "accept-new")) for target in targets]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -194,6 +184,6 @@ def test_many_threads_add_each_key_once(made: dict[str, Path], known: Path) -> N
     assert sorted(line.split()[0] for line in known.read_text().splitlines()) == [f"gpu{n}" for n in range(8)]
 
 
-def test_accept_new_without_a_place_to_keep_keys_is_refused(made: dict[str, Path], home: Path) -> None:
+def test_accept_new_without_known_hosts_file_is_refused(made: dict[str, Path], home: Path) -> None:
     (home / ".ssh" / "config").write_text("Host *\n  UserKnownHostsFile /dev/null\n")
     assert "no place to keep it" in _refusal(resolve("gpu07"), made["one"], "accept-new").reason

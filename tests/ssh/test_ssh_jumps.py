@@ -26,7 +26,8 @@ from tests.support.sshd import (
 pytestmark = needs_sshd
 
 
-def test_a_host_is_reached_through_a_bastion_that_is_connected_to_once(desk: Desk, jumps: JumpHosts) -> None:
+def test_bastion_is_connected_once_for_its_hosts(desk: Desk, jumps: JumpHosts) -> None:
+    """A host is reached through a bastion that is connected to once."""
     bastion, inner = desk.start(), desk.start()
     desk.know(bastion, inner)
     desk.configure(
@@ -53,9 +54,7 @@ def test_bastion_and_host_are_both_checked(desk: Desk, jumps: JumpHosts, tmp_pat
     bastion, inner = desk.start(), desk.start(host_keys=[make_key(tmp_path / "inner")])
     target = replace(target_of(inner.port), jump=target_of(bastion.port))
     refusal = refused(target, jumps, "host key")
-    assert refusal.reason.startswith(
-        f"the bastion {LOOPBACK}: its ED25519 key {fingerprint(bastion.host_keys[0])}"
-    )
+    assert refusal.reason.startswith(f"the bastion {LOOPBACK}: its ED25519 key {fingerprint(bastion.host_keys[0])}")
     desk.know(bastion)
     refusal = refused(target, jumps, "host key")
     assert refusal.reason.startswith(f"its ED25519 key {fingerprint(inner.host_keys[0])}")
@@ -64,7 +63,7 @@ def test_bastion_and_host_are_both_checked(desk: Desk, jumps: JumpHosts, tmp_pat
     Connection.open(target, host_keys="strict", jumps=jumps).close()
 
 
-def test_a_bastion_that_lets_nobody_through_is_named(desk: Desk, jumps: JumpHosts) -> None:
+def test_bastion_refusing_forwards_is_named(desk: Desk, jumps: JumpHosts) -> None:
     bastion, inner = desk.start("AllowTcpForwarding no"), desk.start()
     desk.know(bastion, inner)
     refusal = refused(replace(target_of(inner.port), jump=target_of(bastion.port)), jumps, "connect")
@@ -75,7 +74,8 @@ def test_a_bastion_that_lets_nobody_through_is_named(desk: Desk, jumps: JumpHost
     assert refusal.retryable is Retryable.TRANSIENT
 
 
-def test_a_bastion_that_broke_is_connected_to_again(desk: Desk, jumps: JumpHosts) -> None:
+def test_broken_bastion_is_reconnected(desk: Desk, jumps: JumpHosts) -> None:
+    """A bastion whose connection broke is connected to again."""
     bastion, inner = desk.start(), desk.start()
     desk.know(bastion, inner)
     target = replace(target_of(inner.port), jump=target_of(bastion.port))
@@ -85,9 +85,8 @@ def test_a_bastion_that_broke_is_connected_to_again(desk: Desk, jumps: JumpHosts
     Connection.open(target, host_keys="strict", jumps=jumps).close()
 
 
-def test_a_proxy_command_leads_there_and_is_ended_with_the_connection(
-    desk: Desk, jumps: JumpHosts, server: Sshd
-) -> None:
+def test_proxy_command_connects_and_ends_with_connection(desk: Desk, jumps: JumpHosts, server: Sshd) -> None:
+    """A proxy command reaches the host and is ended with the connection."""
     relay = desk.home / "relay.py"
     relay.write_text(RELAY)
     desk.configure(
@@ -100,7 +99,7 @@ def test_a_proxy_command_leads_there_and_is_ended_with_the_connection(
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_proxy_command_that_fails_says_its_last_words(desk: Desk, jumps: JumpHosts) -> None:
+def test_failing_proxy_command_shows_its_last_output(desk: Desk, jumps: JumpHosts) -> None:
     desk.configure("Host inner\n  ProxyCommand echo no route to the lab >&2; exit 1\n")
     refusal = refused(resolve("inner"), jumps, "connect")
     assert "no route to the lab" in refusal.reason

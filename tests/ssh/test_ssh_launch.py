@@ -32,7 +32,7 @@ def there(tmp_path: Path) -> Iterator[JobDir]:
     fake_host.end_all(tmp_path)
 
 
-def test_an_agent_lands_through_a_noisy_shell_and_outlives_the_connection(
+def test_agent_starts_through_noisy_shell_and_outlives_connection(
     desk: Desk, jumps: JumpHosts, code: CodeArchive, there: JobDir
 ) -> None:
     server = desk.start(NOISY)
@@ -74,9 +74,10 @@ class Cut:
 
 
 @pytest.mark.parametrize("words", [0, 2, 4, 6])
-def test_a_launch_that_is_cut_before_its_agent_was_let_go_leaves_none(
+def test_interrupted_launch_leaves_no_agent(
     words: int, server: Sshd, jumps: JumpHosts, code: CodeArchive, there: JobDir
 ) -> None:
+    """A launch that is interrupted before its agent was released leaves none."""
     with pytest.raises(LaunchError, match=r"broke|ended|session"):
         launch_agent(Cut(enter(server, jumps), server, words), fake_host.launch(code))
     fake_host.wait_gone(fake_host.keepers(there.root))

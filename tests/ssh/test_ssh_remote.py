@@ -19,7 +19,8 @@ pytestmark = needs_sshd
 NOISY = "ForceCommand echo 'Welcome to the lab!'; echo 'mind the gap' >&2; eval \"$SSH_ORIGINAL_COMMAND\""
 
 
-def test_a_command_gets_its_input_and_gives_its_lines_its_errors_and_its_code(connection: Connection) -> None:
+def test_command_has_input_lines_errors_and_code(connection: Connection) -> None:
+    """A command gets its input and returns its lines, its errors and its exit code."""
     remote = connection.run("cat; echo tail; printf half; echo oops >&2; exit 7")
     remote.send(b"one\ntwo\n")
     remote.end_input()
@@ -33,7 +34,8 @@ def test_a_command_gets_its_input_and_gives_its_lines_its_errors_and_its_code(co
     remote.close()
 
 
-def test_a_silent_command_is_not_waited_for_longer_than_said(connection: Connection) -> None:
+def test_silent_command_times_out(connection: Connection) -> None:
+    """A silent command is not waited for longer than its time limit."""
     remote = connection.run("cat")
     with pytest.raises(TimeoutError):
         remote.line(0.05)
@@ -50,7 +52,7 @@ def test_a_killed_command_has_no_code(connection: Connection) -> None:
     assert remote.exit_code(WAIT_S) is None
 
 
-def test_much_goes_through_both_ways_with_bounded_memory(connection: Connection) -> None:
+def test_large_streams_both_ways_use_bounded_memory(connection: Connection) -> None:
     data = os.urandom(1 << 20) * 24
     remote = connection.run("cat")
     got = bytearray()
@@ -68,7 +70,7 @@ def test_much_goes_through_both_ways_with_bounded_memory(connection: Connection)
     assert remote.exit_code(WAIT_S) == 0
 
 
-def test_a_flood_of_errors_keeps_its_tail_and_does_not_block_the_output(connection: Connection) -> None:
+def test_error_flood_keeps_tail_without_blocking_output(connection: Connection) -> None:
     remote = connection.run("head -c 20000000 /dev/zero | tr '\\0' e >&2; echo the end >&2; echo done")
     assert remote.line(WAIT_S) == b"done"
     assert remote.exit_code(WAIT_S) == 0
@@ -76,14 +78,16 @@ def test_a_flood_of_errors_keeps_its_tail_and_does_not_block_the_output(connecti
     assert len(remote.errors) <= ERRORS_BYTES_MAX
 
 
-def test_a_line_without_an_end_comes_in_pieces(connection: Connection) -> None:
+def test_line_without_end_is_split(connection: Connection) -> None:
+    """A line without an end is delivered in parts."""
     remote = connection.run(f"head -c {LINE_BYTES_MAX + 10} /dev/zero; echo; echo next")
     assert len(remote.line(WAIT_S) or b"") == LINE_BYTES_MAX
     assert remote.line(WAIT_S) == bytes(10)
     assert remote.line(WAIT_S) == b"next"
 
 
-def test_new_keys_in_the_middle_of_everything_disturb_nothing(desk: Desk, jumps: JumpHosts) -> None:
+def test_rekeying_mid_stream_changes_nothing(desk: Desk, jumps: JumpHosts) -> None:
+    """New session keys in the middle of a stream change nothing."""
     server = desk.start("RekeyLimit 100K")
     desk.know(server)
     connection = enter(server, jumps)
@@ -108,7 +112,7 @@ def test_new_keys_in_the_middle_of_everything_disturb_nothing(desk: Desk, jumps:
     connection.close()
 
 
-def test_who_writes_to_an_ended_command_is_told(connection: Connection) -> None:
+def test_write_to_ended_command_is_reported(connection: Connection) -> None:
     remote = connection.run("true")
     assert remote.exit_code(WAIT_S) == 0
     with pytest.raises(BrokenPipeError):
@@ -126,9 +130,8 @@ def test_a_closed_connection_ends_every_wait(connection: Connection) -> None:
         connection.run("true")
 
 
-def test_a_writer_that_a_stopped_server_holds_up_is_freed_by_the_question(
-    server: Sshd, connection: Connection
-) -> None:
+def test_writer_blocked_by_stopped_server_is_freed(server: Sshd, connection: Connection) -> None:
+    """A writer that a stopped server blocks is freed by the liveness request."""
     remote = connection.run("cat > /dev/null")
     remote.send(b"x")
     ended: list[str] = []
@@ -153,16 +156,14 @@ def _write_until_it_breaks(remote: RemoteCommand, ended: list[str]) -> None:
         ended.append(type(err).__name__)
 
 
-def test_files_are_carried(connection: Connection, tmp_path: Path) -> None:
+def test_files_are_copied(connection: Connection, tmp_path: Path) -> None:
     (tmp_path / "here").write_bytes(b"weights" * 100_000)
     with connection.sftp() as files:
         files.put(str(tmp_path / "here"), str(tmp_path / "there"))
     assert (tmp_path / "there").read_bytes() == b"weights" * 100_000
 
 
-def test_a_noisy_shell_spoils_neither_commands_nor_files(
-    desk: Desk, jumps: JumpHosts, tmp_path: Path
-) -> None:
+def test_noisy_shell_breaks_neither_commands_nor_files(desk: Desk, jumps: JumpHosts, tmp_path: Path) -> None:
     made = desk.start(NOISY)
     desk.know(made)
     connection = enter(made, jumps)

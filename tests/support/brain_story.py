@@ -10,14 +10,14 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
 from orchestrator.core.checkpoints.checkpoint import (
-    CheckpointRecord,
+    Checkpoint,
     CheckpointState,
     Content,
     FileLocation,
     Format,
     StepSource,
 )
-from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.plan_types import Limits, PlannedNode, PlannedPool, QueueTerms
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
@@ -114,9 +114,7 @@ class Story:
         return decided
 
     def up(self, node: int, running: int = 0, ready: int = 0, boot: str = "a") -> e.AgentUp:
-        return e.AgentUp(
-            0.0, f"n{node}", boot, running, ready, "10.0.0.1" if ready else "", 5000 if ready else 0, ()
-        )
+        return e.AgentUp(0.0, f"n{node}", boot, running, ready, "10.0.0.1" if ready else "", 5000 if ready else 0, ())
 
     def prepared(self, node: int, attempt: int = 1, *ips: str) -> e.FromNode:
         addresses = tuple(observations.Address(ip, f"eth-{ip}") for ip in ips)
@@ -126,9 +124,7 @@ class Story:
         return e.FromNode(
             0.0,
             f"n{node}",
-            reports.Probed(
-                attempt, tuple(observations.ReachableAddress(ip, f"via-{ip}") for ip in ips), missed
-            ),
+            reports.Probed(attempt, tuple(observations.ReachableAddress(ip, f"via-{ip}") for ip in ips), missed),
         )
 
     def refused(self, node: int, trouble: observations.Retryable, reason: str = "no") -> e.LaunchFailed:
@@ -152,14 +148,10 @@ class Story:
         self, rank: int, code: int | None = 1, failure: observations.Failure | None = OWN, *, attempt: int = 1,
         signal: int | None = None, ordered: bool = False, count: int = 0, oom: bool = False,
     ) -> e.FromNode:  # fmt: skip
-        return e.FromNode(
-            0.0, f"n{rank}", reports.Exited(attempt, rank, code, signal, count, failure, oom, ordered)
-        )
+        return e.FromNode(0.0, f"n{rank}", reports.Exited(attempt, rank, code, signal, count, failure, oom, ordered))
 
     def beat(self, node: int, count: int, state: str = "S", attempt: int = 1) -> e.FromNode:
-        return e.FromNode(
-            0.0, f"n{node}", reports.Heartbeat(attempt, (RankHeartbeat(node, count, state, 0, 0.0),))
-        )
+        return e.FromNode(0.0, f"n{node}", reports.Heartbeat(attempt, (RankHeartbeat(node, count, state, 0, 0.0),)))
 
     def looked(self, *looks: observations.RankInspection, attempt: int = 1) -> list[e.FromNode]:
         """Return the answers to the last inspection, one for each node."""
@@ -173,9 +165,7 @@ class Story:
     def compared(self, order: d.CompareCheckpoint, fault: str = "") -> e.CheckpointCompared:
         return e.CheckpointCompared(self.now_s, order.attempt, order.save, fault)
 
-    def life(
-        self, attempt: int, count: int, *heard: e.Event, failure: observations.Failure = OWN
-    ) -> d.Verdict:
+    def life(self, attempt: int, count: int, *heard: e.Event, failure: observations.Failure = OWN) -> d.Verdict:
         """Let the next attempt of a job of one node run, be heard of, and crash after `count` steps."""
         self.run(attempt)
         self.hear(*heard)
@@ -192,20 +182,20 @@ class Story:
         return self.hear(*(self.stopped(node, attempt) for node in range(len(self.brain.facts.nodes))))
 
 
-def save(step: int, attempt: int = 1, **more: Any) -> CheckpointRecord:
+def save(step: int, attempt: int = 1, **more: Any) -> Checkpoint:
     """Return a whole save of a job that was never resumed; `more` are fields that differ."""
     plain: dict[str, Any] = {
         "number": 1000 * attempt + step, "key": f"#{step}", "series": "#", "main": f"step-{step}.pt", "attempt": attempt,
         "world_size": 1, "steps": step, "format": Format.TORCH, "content": Content.STATE, "fits_any_size": True,
-        "state": CheckpointState.WHOLE, "step": step, "step_source": StepSource.COUNTED, "places": (FileLocation("", "/ckpt"),),
+        "state": CheckpointState.WHOLE, "step": step, "step_source": StepSource.COUNTED, "locations": (FileLocation("", "/ckpt"),),
     }  # fmt: skip
-    return CheckpointRecord(**{**plain, **more})
+    return Checkpoint(**{**plain, **more})
 
 
-def at(step: int, attempt: int = 1) -> Checkpoint:
+def at(step: int, attempt: int = 1) -> ResumePoint:
     """Return such a save as an attempt is given it."""
     one = save(step, attempt)
-    return Checkpoint(one.path, step, one.number)
+    return ResumePoint(one.path, step, one.number)
 
 
 def only(decisions: list[d.Decision], kind: type[D]) -> D:
@@ -217,16 +207,12 @@ def only(decisions: list[d.Decision], kind: type[D]) -> D:
 
 def names(decisions: list[d.Decision], kind: type[d.Launch | orders.NodeOrder]) -> list[str]:
     """Return the nodes of the launches, or of the orders of a kind, in their order."""
-    return [
-        one.node for one in decisions if isinstance(one, d.Launch | d.To) and isinstance(content(one), kind)
-    ]
+    return [one.node for one in decisions if isinstance(one, d.Launch | d.To) and isinstance(content(one), kind)]
 
 
 def given(decisions: list[d.Decision], kind: type[Given]) -> list[tuple[str, Given]]:
     """Return the orders of a kind, each with its node."""
-    return [
-        (one.node, one.order) for one in decisions if isinstance(one, d.To) and isinstance(one.order, kind)
-    ]
+    return [(one.node, one.order) for one in decisions if isinstance(one, d.To) and isinstance(one.order, kind)]
 
 
 def notices(decisions: list[d.Decision], *topics: d.NoticeTopic) -> list[d.Notice]:

@@ -15,7 +15,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.checkpoint import (
-    CheckpointRecord,
+    Checkpoint,
     CheckpointState,
     CompletionReason,
     HostPart,
@@ -86,9 +86,7 @@ class DeskWorld:
         key = found.of(name)
         group = found.groups[key]
         pieces = tuple(found.tree.files[one] for one in sorted(group.names))
-        whole = HostPart(
-            node, str(self.place(node)), steps, pieces, found.readings[key], CompletionReason.STEPS
-        )
+        whole = HostPart(node, str(self.place(node)), steps, pieces, found.readings[key], CompletionReason.STEPS)
         part_ = dataclasses.replace(whole, **part)  # type: ignore[arg-type]
         return reports.SaveSeen(self.gang.attempt, group.key, group.series, group.main, part_)
 
@@ -106,9 +104,7 @@ class DeskWorld:
             self.desk.enter_hashes(self.at, node, reports.SaveHashed(seen.attempt, seen.key, pieces))
         self.learn()
 
-    def save(
-        self, files: Files, steps: int = 10, node: str = "n0", *, replaces: bool = False
-    ) -> CheckpointRecord:
+    def save(self, files: Files, steps: int = 10, node: str = "n0", *, replaces: bool = False) -> Checkpoint:
         """Let a node write a save, report it and hash it, and all nodes go on; return it as it is then."""
         self.write(files, node, replaces=replaces)
         seen = self.report(next(iter(files)), node, steps)
@@ -133,10 +129,8 @@ class DeskWorld:
     def exit(self, node: str, code: int = 1, *, ordered: bool = False) -> None:
         """The rank of a node ends."""
         rank = self.nodes.index(node)
-        self.desk.give_up_invisible(
-            e.FromNode(
-                self.at, node, reports.Exited(self.gang.attempt, rank, code, None, 0, None, ordered, False)
-            )
+        self.desk.enter_event(
+            e.FromNode(self.at, node, reports.Exited(self.gang.attempt, rank, code, None, 0, None, ordered, False))
         )
         if code == 0 and not ordered:
             self.gang = dataclasses.replace(self.gang, done=self.gang.done | {node})
@@ -197,10 +191,10 @@ class DeskWorld:
     # What there is
 
     @property
-    def saves(self) -> dict[int, CheckpointRecord]:
+    def saves(self) -> dict[int, Checkpoint]:
         return self.desk.checkpoints
 
-    def latest(self, key: str = "") -> CheckpointRecord:
+    def latest(self, key: str = "") -> Checkpoint:
         """Return the last save, or the last one of this key."""
         return [save for save in self.saves.values() if key in ("", save.key)][-1]
 

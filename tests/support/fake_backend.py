@@ -74,9 +74,7 @@ class Node:
             await asyncio.sleep(0.001)
         config = self.backend.launched[0]
         host, port = connection.parse_address(config.address)
-        self.one = await connection.dial(
-            host, port, connection.client_context(config.certificate), ANSWER_S_MAX
-        )
+        self.one = await connection.dial(host, port, connection.client_context(config.certificate), ANSWER_S_MAX)
         hello = reports.Hello(
             reports.PROTOCOL, config.job, config.token, "node-0", "boot", "host", 7, running, running, "", 0, (), 0,
             str(self.job.root), ships, (),

@@ -50,9 +50,7 @@ class FakeCopier:
 
     def _move(self, copy: Copy) -> str:
         there = Path(copy.remote_dir)
-        source, target = (
-            (there, copy.local_dir) if copy.direction is Direction.FETCH else (copy.local_dir, there)
-        )
+        source, target = (there, copy.local_dir) if copy.direction is Direction.FETCH else (copy.local_dir, there)
         for piece in copy.expected:
             if not disk.matches_record(source, piece):
                 return f"{piece.name} was written again on {copy.node} before it was copied"

@@ -215,9 +215,7 @@ def keepers(root: Path) -> list[int]:
     found = []
     for pid in procfs.pids():
         words = _argv(pid)
-        if "agent" in words and any(
-            Path(word).is_relative_to(root) for word in words if word.endswith("orch.pyz")
-        ):
+        if "agent" in words and any(Path(word).is_relative_to(root) for word in words if word.endswith("orch.pyz")):
             found.append(pid)
     return found
 

@@ -45,11 +45,7 @@ def make(folder: Path) -> FakeSbatch:
     """Put the commands into a new folder; sbatch takes every job, as number 7."""
     folder.mkdir()
     for name in ("sbatch", "scancel", "squeue", "srun", "salloc"):
-        text = (
-            SBATCH.format(folder=folder)
-            if name == "sbatch"
-            else f'#!/bin/sh\necho "$@" >>{folder}/{name}.told\n'
-        )
+        text = SBATCH.format(folder=folder) if name == "sbatch" else f'#!/bin/sh\necho "$@" >>{folder}/{name}.told\n'
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     commands = FakeSbatch(folder)

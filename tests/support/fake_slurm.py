@@ -28,9 +28,7 @@ from tests.support import jobs
 COMMANDS = ("squeue", "sacct", "scontrol", "scancel")
 UNKNOWN_ID = "slurm_load_jobs error: Invalid job id specified\n"
 NO_ACCOUNTS = "Slurm accounting storage is disabled\n"
-CONFIG = (
-    "AccountingStorageType   = accounting_storage/none\nClusterName             = {}\nMinJobAge   = 300 sec\n"
-)
+CONFIG = "AccountingStorageType   = accounting_storage/none\nClusterName             = {}\nMinJobAge   = 300 sec\n"
 
 PENDING = "7|PENDING|2026-11-21T06:26:01|2||Resources"
 HELD = "7|PENDING|N/A|2||JobHeldUser"

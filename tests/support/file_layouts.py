@@ -70,9 +70,7 @@ def _nanogpt() -> Layout:
     args = {"n_layer": 12, "block_size": 1024, "vocab_size": 50304}
     config = {"out_dir": "out", "eval_interval": 2000, "warmup_iters": 2000, "max_iters": 600000, "iter": "x"}
     state = state_of(model_args=args, iter_num=4000, best_val_loss=Tensor(), config=config)
-    return Layout(
-        (one_file("out-gpt2/ckpt.pt", state, step=4000),), "out-gpt2/ckpt.pt", {"out-gpt2/loss.png": b"PNG"}
-    )
+    return Layout((one_file("out-gpt2/ckpt.pt", state, step=4000),), "out-gpt2/ckpt.pt", {"out-gpt2/loss.png": b"PNG"})
 
 
 def _nanochat() -> Layout:
@@ -105,9 +103,7 @@ def _timm() -> Layout:
         save("checkpoint-7.pth.tar", 7), save("checkpoint-8.pth.tar", 8),
         save("model_best.pth.tar", 8, Content.BEST), save("recovery-9-250.pth.tar", 9), save("last.pth.tar", 9),
     )  # fmt: skip
-    return Layout(
-        saves, f"{top}/last.pth.tar", {f"{top}/args.yaml": b"a: 1\n", f"{top}/summary.csv": b"epoch\n"}
-    )
+    return Layout(saves, f"{top}/last.pth.tar", {f"{top}/args.yaml": b"a: 1\n", f"{top}/summary.csv": b"epoch\n"})
 
 
 def _fairseq(shards: int) -> Layout:
@@ -186,9 +182,7 @@ def _lightning() -> Layout:
     top = "lightning_logs/version_0/checkpoints"
 
     def save(name: str, step: int, content: Content = Content.STATE) -> Saved:
-        loops = {
-            "fit_loop": {"epoch_progress": {"total": {"ready": 1}, "current": {"step": 1}}, "global_step": 1}
-        }
+        loops = {"fit_loop": {"epoch_progress": {"total": {"ready": 1}, "current": {"step": 1}}, "global_step": 1}}
         state = {
             "epoch": 0, "global_step": step, "pytorch-lightning_version": "2.6.1", "state_dict": Model(), "loops": loops,
             "callbacks": {"ModelCheckpoint{}": {"best_model_path": f"/x/{top}/epoch=0-step=100.ckpt", "current_score": 1}},
@@ -208,9 +202,7 @@ def _lightning() -> Layout:
 
 
 def _sb3() -> Layout:
-    def save(
-        name: str, content: Content = Content.STATE, step: int | None = None, more: bool = True
-    ) -> Saved:
+    def save(name: str, content: Content = Content.STATE, step: int | None = None, more: bool = True) -> Saved:
         archive = zipped({
             "data": b"{}", "policy.pth": torch_save(Model()), "policy.optimizer.pth": torch_save(adam()),
             "pytorch_variables.pth": b"", "_stable_baselines3_version": b"2.4.0",
@@ -223,9 +215,7 @@ def _sb3() -> Layout:
 
     best = save("best_model", Content.BEST, more=False)
     saves = (save("rl_model_10000_steps", step=10000), save("rl_model_20000_steps", step=20000), best)
-    return Layout(
-        saves, "logs/rl_model_20000_steps.zip", {"logs/evaluations.npz": zipped({"results.npy": b"x"})}
-    )
+    return Layout(saves, "logs/rl_model_20000_steps.zip", {"logs/evaluations.npz": zipped({"results.npy": b"x"})})
 
 
 def _other_endings() -> Layout:

@@ -23,9 +23,7 @@ SECRET = "hf_0123456789abcdef"
 def make(place: Path, news: Sequence[News], name: str = "gpt", at_s: float = jobs.BEGAN_S) -> JobDir:
     """Make a job's folder in the home `place`, with this tale in its journal; it has ended if the tale has."""
     taken = home.list_ids(place)  # two of the same millisecond may get the same letters
-    job = JobDir(
-        place / "jobs" / next(one for one in iter(lambda: home.new_id(name, at_s), "") if one not in taken)
-    )
+    job = JobDir(place / "jobs" / next(one for one in iter(lambda: home.new_id(name, at_s), "") if one not in taken))
     plan = jobs.plan(name=name)
     for folder in (job.root, job.code, job.checkpoints, job.logs, job.requests, job.scripts):
         folder.mkdir(parents=True)
@@ -56,9 +54,7 @@ def _renamed(plan: Plan, job_id: str) -> Plan:
 def succeeded(place: Path, name: str = "gpt", at_s: float = jobs.BEGAN_S) -> JobDir:
     """Make a job that has succeeded."""
     news = [*jobs.submitted(), *jobs.running(1, 1.0, 7)]
-    return make(
-        place, [*news, jobs.end(1, 9.0, d.JobEnd.SUCCEEDED, "every rank exited with code 0")], name, at_s
-    )
+    return make(place, [*news, jobs.end(1, 9.0, d.JobEnd.SUCCEEDED, "every rank exited with code 0")], name, at_s)
 
 
 def failed(place: Path, name: str = "gpt", at_s: float = jobs.BEGAN_S) -> JobDir:

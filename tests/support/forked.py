@@ -38,9 +38,7 @@ class Forked:
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
             elif time.monotonic() > deadline_s:
-                raise TimeoutError(
-                    f"rank {self.pid} has not ended within {limit_s:g} s: {self.output.read_text()}"
-                )
+                raise TimeoutError(f"rank {self.pid} has not ended within {limit_s:g} s: {self.output.read_text()}")
             else:
                 time.sleep(POLL_S)
         return self.returncode
@@ -77,9 +75,7 @@ class Forge:
     def start_gang(self, ranks: Sequence[Rank], text: str, *words: str, **env: str) -> list[Forked]:
         """Start all ranks of a gang with this text as their script."""
         envs = gang_envs(len(ranks))
-        return [
-            self.start(rank, text, *words, **{**own, **env}) for rank, own in zip(ranks, envs, strict=True)
-        ]
+        return [self.start(rank, text, *words, **{**own, **env}) for rank, own in zip(ranks, envs, strict=True)]
 
     def run(self, ranks: Sequence[Rank], text: str, *words: str, **env: str) -> list[tuple[int, bytes]]:
         """Run all ranks of a gang to their end; return their exit codes and what they have printed."""

@@ -227,13 +227,9 @@ class Framework:
 
 FRAMEWORKS = (
     Framework("trainer", TRAINER, "out/checkpoint-*", "transformers"),
-    Framework(
-        "lightning", LIGHTNING_DEFAULT, "lightning_logs/version_*/checkpoints/*.ckpt", "lightning", False
-    ),
+    Framework("lightning", LIGHTNING_DEFAULT, "lightning_logs/version_*/checkpoints/*.ckpt", "lightning", False),
     Framework("lightning-last", LIGHTNING_LAST, "my/path/*.ckpt", "lightning"),
-    Framework(
-        "lightning-newest", LIGHTNING_NEWEST, "lightning_logs/version_*/checkpoints/*.ckpt", "lightning"
-    ),
+    Framework("lightning-newest", LIGHTNING_NEWEST, "lightning_logs/version_*/checkpoints/*.ckpt", "lightning"),
     Framework("accelerate", ACCELERATE, "my/save/path/checkpoints/checkpoint_*", "accelerate"),
     Framework("dcp", DCP, "out/step_*"),
 )

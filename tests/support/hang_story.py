@@ -59,9 +59,7 @@ def silence(story: Story, *found: observations.RankInspection, for_s: float = 14
             first_s = story.now_s if first_s is None else first_s
             stood_s = story.now_s - first_s
             moved = [
-                stood(one, stood_s)
-                for one in found
-                if story.brain.facts.ranks[one.rank].rank_state.value == "alive"
+                stood(one, stood_s) for one in found if story.brain.facts.ranks[one.rank].rank_state.value == "alive"
             ]
             story.hear(*story.looked(*moved))
         new, seen = story.said[seen:], len(story.said)

@@ -14,7 +14,7 @@ from orchestrator.brain.model.facts import Facts, News
 from orchestrator.client import post_mortem
 from orchestrator.core import observations
 from orchestrator.core.checkpoints.checkpoint import FileLocation, StepSource
-from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import Status
 from orchestrator.core.wire import orders, reports
@@ -161,10 +161,10 @@ def saved(at: float, **fields: Any) -> News:
     """Return the news of a whole save of step 20, `CKPT`; `fields` are those that differ."""
     known = {"main": "step-20.pt", "steps": 20, "step": 20, "stated": 20, "step_source": StepSource.STATED}
     place = FileLocation("", f"{ROOT}/checkpoints")
-    return e.CheckpointChanged(at, saved_files.saved(**{"number": 1, **known, "places": (place,), **fields}))
+    return e.CheckpointChanged(at, saved_files.saved(**{"number": 1, **known, "locations": (place,), **fields}))
 
 
-def again(attempt: int, at: float, resume: Checkpoint | None) -> News:
+def again(attempt: int, at: float, resume: ResumePoint | None) -> News:
     """Another attempt begins."""
     return d.BeginAttempt(at, "restart after crash", attempt, resume)
 
@@ -182,6 +182,6 @@ def crashed_once() -> list[News]:
         saved(4.5),
         *beats(1, 5.0, 23),
         *crash(1, 5.5, 23, 23),
-        again(2, 7.0, Checkpoint(CKPT, 20, 1)),
+        again(2, 7.0, ResumePoint(CKPT, 20, 1)),
         *running(2, 7.1, 5),
     ]

@@ -30,9 +30,7 @@ def _litgpt() -> Layout:
         return Saved(top, files, step=step)
 
     saves = (save("out/pretrain/step-00001000", 1000), save("out/pretrain/step-00002000", 2000))
-    return Layout(
-        saves, "out/pretrain/step-00002000", {"out/pretrain/logs/csv/version_0/metrics.csv": b"a,b\n"}
-    )
+    return Layout(saves, "out/pretrain/step-00002000", {"out/pretrain/logs/csv/version_0/metrics.csv": b"a,b\n"})
 
 
 def _litgpt_sharded() -> Layout:
@@ -50,9 +48,7 @@ def _litgpt_sharded() -> Layout:
 
 def _torchtitan() -> Layout:
     saves = tuple(
-        Saved(
-            f"checkpoint/step-{step}", distributed(f"checkpoint/step-{step}", 4), step=step, format=Format.DCP
-        )
+        Saved(f"checkpoint/step-{step}", distributed(f"checkpoint/step-{step}", 4), step=step, format=Format.DCP)
         for step in (500, 1000)
     )
     others = {"tb/20261123/events.out.tfevents.1.host": b"x", "comm_traces/rank_0": b"x"}
@@ -62,9 +58,7 @@ def _torchtitan() -> Layout:
 def _trainer(top: str, ranks: int, *, shards: int = 1, best: int | None = None) -> Layout:
     def save(step: int) -> Saved:
         own = f"{top}checkpoint-{step}"
-        pieces = [f"model-{part:05}-of-{shards:05}.safetensors" for part in range(1, shards + 1)] * (
-            shards > 1
-        )
+        pieces = [f"model-{part:05}-of-{shards:05}.safetensors" for part in range(1, shards + 1)] * (shards > 1)
         model = {f"{own}/{piece}": safetensors() for piece in pieces or ["model.safetensors"]}
         if pieces:
             model[f"{own}/model.safetensors.index.json"] = weights_index(pieces)
@@ -137,9 +131,7 @@ def _megatron() -> Layout:
             files[f"{top}/mp_rank_{rank:02}/distrib_optim.pt"] = torch_save(adam())
         return Saved(top, files, step=step, format=Format.MEGATRON, fits_any_size=False)
 
-    return Layout(
-        (save(500), save(1000)), "iter_0001000", {"latest_checkpointed_iteration.txt": b"1000"}, ranks=2
-    )
+    return Layout((save(500), save(1000)), "iter_0001000", {"latest_checkpointed_iteration.txt": b"1000"}, ranks=2)
 
 
 def _megatron_dist() -> Layout:
@@ -150,9 +142,7 @@ def _megatron_dist() -> Layout:
         files = {f"{top}/common.pt": common, **distributed(top), f"{top}/metadata.json": about}
         return Saved(top, files, step=step, format=Format.DCP)
 
-    return Layout(
-        (save(500), save(1000)), "iter_0001000", {"latest_checkpointed_iteration.txt": b"1000"}, ranks=2
-    )
+    return Layout((save(500), save(1000)), "iter_0001000", {"latest_checkpointed_iteration.txt": b"1000"}, ranks=2)
 
 
 def _lightning_sharded() -> Layout:

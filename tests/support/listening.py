@@ -28,9 +28,7 @@ class Place:
     certificate: str
 
     async def dial(self) -> PeerConnection:
-        return await connection.dial(
-            "127.0.0.1", self.port, connection.client_context(self.certificate), ANSWER_S_MAX
-        )
+        return await connection.dial("127.0.0.1", self.port, connection.client_context(self.certificate), ANSWER_S_MAX)
 
     async def greet(self, hello: reports.Hello = HELLO) -> PeerConnection:
         one = await self.dial()

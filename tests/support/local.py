@@ -129,9 +129,7 @@ class Sight:
         return self.job.wait(limit_s)
 
     def wait_for_state(self, state: str) -> dict[str, Any]:
-        return wait_until(
-            lambda: self.seen()["state"] == state and self.seen(), f"state {state}, {self.seen()}"
-        )
+        return wait_until(lambda: self.seen()["state"] == state and self.seen(), f"state {state}, {self.seen()}")
 
     def wait_for_step(self, step: int) -> None:
         wait_until(lambda: (self.seen()["step"] or 0) >= step, f"step {step}")

@@ -56,11 +56,6 @@ def wrong_install(python: str, repository: Path) -> str | None:
 
 def _runs(python: str) -> bool:
     try:
-        return (
-            subprocess.run(
-                [python, "-I", "-S", "-c", ""], capture_output=True, timeout=START_S_MAX
-            ).returncode
-            == 0
-        )
+        return subprocess.run([python, "-I", "-S", "-c", ""], capture_output=True, timeout=START_S_MAX).returncode == 0
     except OSError:
         return False

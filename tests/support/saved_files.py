@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator.core.checkpoints import file_groups, tree, validation
 from orchestrator.core.checkpoints.checkpoint import (
-    CheckpointRecord,
+    Checkpoint,
     CheckpointState,
     CompletionReason,
     Content,
@@ -53,9 +53,7 @@ class Model(OrderedDict[str, Any]):
     """The `state_dict` of a module, which has an attribute of its own."""
 
     def __init__(self, *modules: str) -> None:
-        super().__init__(
-            (f"{module}.weight", Tensor()) for module in modules or ("embed", "blocks.0.mlp", "head")
-        )
+        super().__init__((f"{module}.weight", Tensor()) for module in modules or ("embed", "blocks.0.mlp", "head"))
         self._metadata = OrderedDict({"": {"version": 1}})
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -201,9 +199,7 @@ class Sight:
 
     def has_last_word(self, key: str, world_size: int) -> bool:
         """Tell whether a group is whole by its format alone."""
-        return not self.fault(key) and validation.is_format_complete(
-            self.readings[key], self.sizes(key), world_size
-        )
+        return not self.fault(key) and validation.is_format_complete(self.readings[key], self.sizes(key), world_size)
 
     def of(self, name: str) -> str:
         """Return the key of the group of a file or folder."""
@@ -225,11 +221,11 @@ def sight(root: Path, glob: str = "*") -> Sight:
     return Sight(found, groups, readings)
 
 
-def saved(number: int, **fields: Any) -> CheckpointRecord:
+def saved(number: int, **fields: Any) -> Checkpoint:
     """Return a whole save of the first attempt that made `10 * number` steps by then; `fields` are those that differ."""
     main = fields.get("main", f"ckpt_{10 * number}.pt")
     step = None if fields.get("state") is CheckpointState.OPEN else fields.get("stated", 10 * number)
-    base = CheckpointRecord(
+    base = Checkpoint(
         number=number, key=f"#{10 * number}", series="#", main=main, attempt=1, world_size=2, steps=10 * number,
         format=Format.TORCH, content=Content.STATE, fits_any_size=True, state=CheckpointState.WHOLE, closed_by=CompletionReason.STEPS,
         step=step, step_source=StepSource.COUNTED, stated=None,

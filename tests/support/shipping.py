@@ -84,9 +84,7 @@ class Home:
                     return
                 self.acked[said.node] = (said.incarnation, said.seq)
                 if isinstance(report, reports.Stopped):
-                    self.at_stopped[said.node] = self.text(
-                        f"logs/attempt-{report.attempt:03d}/rank-00000.log"
-                    )
+                    self.at_stopped[said.node] = self.text(f"logs/attempt-{report.attempt:03d}/rank-00000.log")
                 self.heard.append((said.node, report))
 
     def text(self, path: str) -> bytes:

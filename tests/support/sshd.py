@@ -109,9 +109,7 @@ def public(key: Path) -> str:
 
 def fingerprint(key: Path) -> str:
     """What ssh-keygen prints."""
-    done = subprocess.run(
-        ["ssh-keygen", "-lf", f"{key}.pub"], capture_output=True, text=True, check=True, timeout=10
-    )
+    done = subprocess.run(["ssh-keygen", "-lf", f"{key}.pub"], capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.split()[1]
 
 
@@ -165,9 +163,7 @@ def start_sshd(folder: Path, host_keys: list[Path], authorized: str, settings: s
     config += ["PermitRootLogin yes", "MaxStartups 500", "Subsystem sftp /usr/lib/openssh/sftp-server"]
     (folder / "sshd_config").write_text("\n".join(config) + "\n")
     if os.geteuid() == 0:
-        PRIVILEGE_FOLDER.mkdir(
-            mode=0o755, exist_ok=True
-        )  # made at boot, as a rule, and only where sshd is a service
+        PRIVILEGE_FOLDER.mkdir(mode=0o755, exist_ok=True)  # made at boot, as a rule, and only where sshd is a service
     argv = [SERVER, "-D", "-e", "-f", str(folder / "sshd_config")]
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     server = Sshd(process, port, folder, host_keys, getpass.getuser())

@@ -58,8 +58,7 @@ class Watch:
         at = NodePlan(jobs.plan(), self.job, "node-0", 1)
         made = NodeEnvironment(at, EnvLayers.before_setup(os.environ, {}, {}), (), sys.executable, "")
         starts = tuple(
-            self._start(rank, made, {**env, "WORLD_SIZE": str(ranks), "PYTHONPATH": path})
-            for rank in range(ranks)
+            self._start(rank, made, {**env, "WORLD_SIZE": str(ranks), "PYTHONPATH": path}) for rank in range(ranks)
         )
         self.ranks.make_files(starts)
         self.ranks.start(starts)
@@ -99,9 +98,7 @@ class Watch:
         assert (looked.attempt, looked.inspection) == (1, self.count)
         return {one.rank: one for one in looked.ranks}
 
-    def until(
-        self, seen: Callable[[observations.RankInspection], bool], rank: int = 0
-    ) -> observations.RankInspection:
+    def until(self, seen: Callable[[observations.RankInspection], bool], rank: int = 0) -> observations.RankInspection:
         """Look again and again until one rank is seen so."""
         deadline_s = time.monotonic() + LOOKS_S_MAX
         while True:
@@ -143,15 +140,11 @@ STILL_S = 2.5
 """Nothing has moved for so long in what `stood` returns: three looks or so."""
 
 
-def stood(
-    folder: Path, cases: Mapping[str, str], still_s: float = STILL_S
-) -> dict[str, observations.RankInspection]:
+def stood(folder: Path, cases: Mapping[str, str], still_s: float = STILL_S) -> dict[str, observations.RankInspection]:
     """Run each case as a rank of one job, all side by side, and return by name what is found of it once it has stood, for
     `still_s`, or worked, for a while."""
     names = list(cases)
-    watch = Watch(
-        folder, CASES, len(cases), {}, {f"case_{n}.py": cases[name] for n, name in enumerate(names)}
-    )
+    watch = Watch(folder, CASES, len(cases), {}, {f"case_{n}.py": cases[name] for n, name in enumerate(names)})
     try:
         watch.await_ready()
         until_s = time.monotonic() + LOOKS_S_MAX

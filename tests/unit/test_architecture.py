@@ -83,11 +83,11 @@ BRAIN_NEEDS = {
         "errors",
         "host_facts",
         "observations",
-        "planned",
-        "shown",
+        "plan_types",
+        "status_types",
         "text",
-        "checkpoints.choice",
-        "checkpoints.save",
+        "checkpoints.resume_choice",
+        "checkpoints.checkpoint",
         "checkpoints.steps",
         "wire.orders",
         "wire.reports",
@@ -108,13 +108,13 @@ IMPURE_CALLS = {"open", "print", "input", "eval", "exec", "__import__", "breakpo
 """Built-in functions that do input or output, or whose result differs from process to process."""
 
 LONG_FILES = {
-    "tests/integration/test_agent_ships.py": "one way home, from an agent to the job folder",
+    "tests/integration/test_agent_transfers.py": "one way home, from an agent to the job folder",
     "tests/ssh/test_ssh_copying.py": "one way to the hosts and back",
     "tests/support/sim/ledger.py": "the books and oracles of one night",
     "tests/support/sim/agent.py": "one agent as it is seen from outside",
     "tests/support/sim/boss.py": "the supervisor of one night",
     "tests/unit/brain/scheduling/test_checkpoints.py": "the rules of one module",
-    "tests/unit/supervisor/transfers/test_save_desk.py": "the rules of one module",
+    "tests/unit/supervisor/transfers/test_checkpoint_tracker.py": "the rules of one module",
     "tests/unit/test_architecture.py": "one list of all rules of the house",
     "tests/support/sim/night.py": "one list of all that may happen in a night",
     "tests/support/sim/mutations.py": "one list of all mutations, each with its night",
@@ -214,9 +214,7 @@ def _room(module: str) -> str:
     is_package = MODULES[module].name == "__init__.py"
     inner = f"{module}.x" if is_package and module != "orchestrator" else module
     inner = inner.removeprefix("orchestrator").removeprefix(".").rpartition(".")[0]
-    return max(
-        (room for room in LAYERS if inner == room or inner.startswith(f"{room}.")), key=len, default=""
-    )
+    return max((room for room in LAYERS if inner == room or inner.startswith(f"{room}.")), key=len, default="")
 
 
 def _outer(module: str) -> str:
@@ -245,7 +243,7 @@ def _closure(starts: list[str]) -> list[str]:
 TRAVELLERS = [m for m in MODULES if _outer(m) in bundle.BUNDLED_ROOMS] + ["orchestrator.__main__"]
 
 
-def test_every_module_lies_in_a_room() -> None:
+def test_every_module_is_in_a_room() -> None:
     assert [module for module in MODULES if not _room(module)] == ["orchestrator", "orchestrator.__main__"]
 
 
@@ -260,7 +258,8 @@ def test_rooms_import_only_rooms_below() -> None:
     assert wrong == []
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_modules_have_no_circular_imports() -> None:
+    """No modules import each other in a circle."""
     left = {module: {ours for ours, _ in _ours(module, typed=True)} for module in MODULES}
     while free := [module for module, wants in left.items() if not wants & left.keys()]:
         for module in free:
@@ -268,28 +267,25 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert left == {}, "these import each other, or what does"
 
 
-def test_a_room_has_no_more_files_than_one_sees_at_a_glance() -> None:
-    files = Counter(
-        path.parent for path in MODULES.values() if path.name not in ("__init__.py", "__main__.py")
+def test_room_has_few_files() -> None:
+    """A room has no more files than one sees at a glance."""
+    files = Counter(path.parent for path in MODULES.values() if path.name not in ("__init__.py", "__main__.py"))
+    assert {str(room.relative_to(ROOT)): count for room, count in files.items() if count > ROOM_FILES_MAX} == {}, (
+        f"of more than {ROOM_FILES_MAX} files: join two, or make a room in it"
     )
-    assert {
-        str(room.relative_to(ROOT)): count for room, count in files.items() if count > ROOM_FILES_MAX
-    } == {}, f"of more than {ROOM_FILES_MAX} files: join two, or make a room in it"
 
 
-def test_a_rooms_own_file_says_what_lies_in_it_and_loads_nothing() -> None:
+def test_room_init_describes_contents_and_loads_nothing() -> None:
     """Only `__all__` may follow: the modules that rooms above it import, where it is closed to them otherwise."""
     faces = {
         m: _tree(path).body[: -1 if _opened(m) else None]
         for m, path in MODULES.items()
         if path.name == "__init__.py" and m not in ("orchestrator", "orchestrator.cli")
     }
-    assert [
-        m for m, body in faces.items() if len(body) != 1 or not ast.get_docstring(_tree(MODULES[m]))
-    ] == []
+    assert [m for m, body in faces.items() if len(body) != 1 or not ast.get_docstring(_tree(MODULES[m]))] == []
 
 
-def test_users_of_agent_supervisor_and_brain_import_only_what_these_export() -> None:
+def test_users_import_only_exports_of_agent_supervisor_brain() -> None:
     used = {
         _at(module, one): ours.split(".")
         for module in MODULES
@@ -322,7 +318,7 @@ def _opened(room: str) -> list[str]:
     return [name for found in lists for name in ast.literal_eval(found)]
 
 
-def test_what_lies_in_core_is_shared_by_two_rooms() -> None:
+def test_core_modules_are_shared_by_two_rooms() -> None:
     users: dict[str, set[str]] = {module: set() for module in MODULES if _outer(module) == "core"}
     for module in [*MODULES, *reversed(MODULES)]:
         for ours, _ in _ours(module, typed=True):
@@ -333,7 +329,7 @@ def test_what_lies_in_core_is_shared_by_two_rooms() -> None:
 
 
 @pytest.mark.parametrize("island", ISLANDS)
-def test_an_island_imports_only_its_own(island: str) -> None:
+def test_island_imports_only_its_own(island: str) -> None:
     wrong = [
         _at(module, one)
         for module in MODULES
@@ -344,7 +340,7 @@ def test_an_island_imports_only_its_own(island: str) -> None:
     assert wrong == []
 
 
-def test_nobody_imports_the_command_line() -> None:
+def test_no_module_imports_the_command_line() -> None:
     """The package's own face does, for type checkers: `orchestrator.run` shows a job as the command line does."""
     assert [
         _at(module, one)
@@ -355,7 +351,7 @@ def test_nobody_imports_the_command_line() -> None:
     ] == []
 
 
-def test_what_travels_imports_the_standard_library_only() -> None:
+def test_bundled_code_imports_standard_library_only() -> None:
     wrong = [
         _at(module, one)
         for module in _closure(TRAVELLERS)
@@ -376,7 +372,8 @@ def _reaches_hosts(module: str, one: Import) -> bool:
     return module.startswith("orchestrator.backends.ssh.") and one.name.split(".")[0] in HOST_LIBRARIES
 
 
-def test_nobody_loads_the_way_to_hosts_before_it_is_needed() -> None:
+def test_ssh_code_is_not_loaded_before_needed() -> None:
+    """No module loads the code for SSH hosts before it is needed."""
     wrong = [
         _at(module, one)
         for module in _closure(TRAVELLERS)
@@ -388,7 +385,8 @@ def test_nobody_loads_the_way_to_hosts_before_it_is_needed() -> None:
     assert wrong == []
 
 
-def test_a_quick_verb_loads_no_brain_no_supervisor_and_no_library_but_click() -> None:
+def test_quick_verb_loads_only_click_and_no_brain() -> None:
+    """A quick verb loads no brain, no supervisor and no library except click."""
     loaded: dict[str, None] = {}
     todo = ["orchestrator.cli.app", *(f"orchestrator.cli.{module}" for module in VERBS.values())]
     while todo:
@@ -415,19 +413,21 @@ def _is_of_the_rank(module: str, one: Import) -> bool:
     )
 
 
-def test_the_bundle_holds_the_rooms_that_travel_and_nothing_else() -> None:
+def test_bundle_holds_exactly_the_bundled_rooms() -> None:
+    """The bundle holds the rooms that are bundled and nothing else."""
     held = {name for name in bundle.bundled_files() if name != "__main__.py"}
     whole = {str(MODULES[module].relative_to(ROOT)) for module in ("orchestrator", *TRAVELLERS)}
     assert held == whole
     assert {str(MODULES[module].relative_to(ROOT)) for module in _closure(TRAVELLERS)} <= held
 
 
-def test_the_brain_needs_these_modules_of_core_and_no_other() -> None:
+def test_brain_needs_only_listed_core_modules() -> None:
     needed = {ours for m in MODULES if _outer(m) == "brain" for ours, _ in _ours(m, typed=True)}
     assert {m for m in needed if _outer(m) == "core"} == BRAIN_NEEDS
 
 
-def test_the_brain_has_no_clock_no_disk_no_network_no_chance_and_no_environment() -> None:
+def test_brain_has_no_clock_io_chance_or_environment() -> None:
+    """The brain has no clock, no disk, no network, no chance and no environment."""
     wrong = [
         _at(module, one)
         for module in MODULES
@@ -438,7 +438,7 @@ def test_the_brain_has_no_clock_no_disk_no_network_no_chance_and_no_environment(
     assert wrong == []
 
 
-def test_the_brain_calls_no_function_that_reads_or_writes() -> None:
+def test_brain_calls_no_reading_or_writing_function() -> None:
     wrong = [
         f"{MODULES[module].relative_to(ROOT)}:{node.lineno} calls {node.func.id}"
         for module in MODULES
@@ -457,10 +457,9 @@ def _undocumented(module: str) -> Iterator[str]:
             yield node.name
 
 
-def test_every_module_says_what_question_it_answers() -> None:
-    bare = [
-        m for m, path in MODULES.items() if len(_tree(path).body) > 1 and not ast.get_docstring(_tree(path))
-    ]
+def test_every_module_docstring_names_its_question() -> None:
+    """Every module says what question it answers."""
+    bare = [m for m, path in MODULES.items() if len(_tree(path).body) > 1 and not ast.get_docstring(_tree(path))]
     assert bare == []
 
 
@@ -476,13 +475,11 @@ def test_public_functions_and_classes_have_a_docstring() -> None:
 
 def _sources() -> list[Path]:
     return sorted(
-        path
-        for folder in ("orchestrator", "tests", "jobs", "docs", "bench")
-        for path in (ROOT / folder).rglob("*.py")
+        path for folder in ("orchestrator", "tests", "jobs", "docs", "bench") for path in (ROOT / folder).rglob("*.py")
     )
 
 
-def test_a_long_file_is_known_with_its_reason() -> None:
+def test_long_file_is_listed_with_reason() -> None:
     lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in _sources()}
     long = {name for name, count in lines.items() if count > FILE_LINES_MAX}
     assert long - LONG_FILES.keys() == set(), (
@@ -492,7 +489,7 @@ def test_a_long_file_is_known_with_its_reason() -> None:
 
 
 @pytest.mark.slow
-def test_a_long_function_is_known_with_its_reason() -> None:
+def test_long_function_is_listed_with_reason() -> None:
     long = {
         f"{path.relative_to(ROOT)}:{node.name}"
         for path in _sources()

@@ -196,14 +196,14 @@ def _enter_saves(job: JobDir) -> None:
     there = CheckpointFile("out/last.pt", 2, (job.code / "out" / "last.pt").stat().st_mtime_ns)
     book = Ledger(job.root, job.ledger)
     for save in (
-        saved(1, main="step-5.pt", pieces=(piece,), places=(place,), step=5),
-        saved(2, main="step-8", state=CheckpointState.TORN, why="step-8/a.pt is cut off", places=(place,)),
+        saved(1, main="step-5.pt", files=(piece,), locations=(place,), step=5),
+        saved(2, main="step-8", state=CheckpointState.TORN, why="step-8/a.pt is cut off", locations=(place,)),
         saved(
             4,
             main="out/last.pt",
             key=f"{START_PREFIX}out/last.pt",
-            pieces=(there,),
-            places=(FileLocation("", str(job.code)),),
+            files=(there,),
+            locations=(FileLocation("", str(job.code)),),
         ),
         saved(3, main="step-9", state=CheckpointState.OPEN, step=None, parts=(part,)),
     ):
@@ -246,9 +246,7 @@ def _try_every_verb(template: Path, name: str, damage: Damage) -> None:
             for words in VERBS:
                 if is_asked and "stacks" in words:
                     continue  # of a supervisor that is alive, the test, which does not answer
-                code, out = verbs.checked(
-                    words.replace("JOB", job.id).replace("COPY", f"{folder}/copy").split()
-                )
+                code, out = verbs.checked(words.replace("JOB", job.id).replace("COPY", f"{folder}/copy").split())
                 assert "status --all" not in words or "done-" in out, "the other job is shown"
                 assert code == 0 or not Path(folder, "copy").exists(), words
                 shutil.rmtree(Path(folder, "copy"), ignore_errors=True)
@@ -267,7 +265,8 @@ def _is_waited_for(template: Path, name: str, damage: Damage) -> bool:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("template", ["ended"], indirect=True)
-def test_a_file_that_is_another_thing_or_holds_one_is_damage_to_every_verb(template: Path) -> None:
+def test_wrong_file_kind_is_damage_to_every_verb(template: Path) -> None:
+    """A file that is another thing or holds one is damage to every verb."""
     others = [Damage(kind, 0, 0) for kind in ("missing", "folder", "pipe", "loop", "dangling")]
     for name in _names(template):
         for damage in (*others, *(Damage("raw", 0, odd) for odd in range(len(RAW)))):
@@ -276,11 +275,11 @@ def test_a_file_that_is_another_thing_or_holds_one_is_damage_to_every_verb(templ
 
 @pytest.mark.slow
 @pytest.mark.parametrize("template", MAKERS, indirect=True)
-def test_whatever_a_file_of_a_job_holds_every_verb_ends_with_a_sentence(template: Path) -> None:
+def test_any_file_content_ends_every_verb_with_sentence(template: Path) -> None:
+    """Every verb ends with a sentence, whatever a file of a job holds."""
+
     @given(st.sampled_from(_names(template)), DAMAGES)
-    @settings(
-        max_examples=EXAMPLES_MAX, database=None, deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=EXAMPLES_MAX, database=None, deadline=None, suppress_health_check=list(HealthCheck))
     def tried(name: str, damage: Damage) -> None:
         if not _is_waited_for(template, name, damage):
             _try_every_verb(template, name, damage)
@@ -289,9 +288,7 @@ def test_whatever_a_file_of_a_job_holds_every_verb_ends_with_a_sentence(template
 
 
 @pytest.mark.parametrize("template", ["running"], indirect=True)
-def test_a_damaged_status_does_not_hide_the_post_mortem(
-    template: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_status_does_not_hide_post_mortem(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCH_HOME", str(template))
     job = next(one for one in home.list_jobs(template) if one.id.startswith("broken-"))
     with _held(job.lock):

@@ -95,32 +95,29 @@ def _first_cells(text: str, heading: str) -> list[str]:
 
 
 @pytest.mark.parametrize("part", ["verbs", "fields", "versions"])
-def test_the_reference_is_the_code_s_own(part: str) -> None:
+def test_reference_is_generated_from_code(part: str) -> None:
+    """The reference is the code's own."""
     made = GENERATE.PARTS["docs/reference.md"][part]()
     assert GENERATE.replaced(REFERENCE, part, made) == REFERENCE, "stale: run `make docs`"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    "ORCH_STRICT" not in os.environ, reason="ORCH_STRICT: only `.ci/run` has versions of its own"
-)
-def test_the_versions_of_this_machine_are_in_the_table() -> None:
+@pytest.mark.skipif("ORCH_STRICT" not in os.environ, reason="ORCH_STRICT: only `.ci/run` has versions of its own")
+def test_versions_of_this_machine_are_in_table() -> None:
     tested = {one.program: (*one.each_change, *one.in_part, *one.by_hand) for one in versions.TESTED}
     assert not {name: version for name, version in versions.here().items() if version not in tested[name]}
     assert f"torch=={versions.TESTED[1].each_change[0]}." in (ROOT / "constraints.txt").read_text()
 
 
-def test_the_signs_of_life_and_their_weights_are_those_of_the_code() -> None:
+def test_signs_of_life_match_code_with_weights() -> None:
     assert GENERATE.replaced(HANGS, "signs", GENERATE.signs()) == HANGS, "stale: run `make docs`"
 
 
-def test_the_map_of_the_code_is_generated() -> None:
-    assert GENERATE.replaced(ARCHITECTURE, "rooms", GENERATE.rooms()) == ARCHITECTURE, (
-        "stale: run `make docs`"
-    )
+def test_code_map_is_generated() -> None:
+    assert GENERATE.replaced(ARCHITECTURE, "rooms", GENERATE.rooms()) == ARCHITECTURE, "stale: run `make docs`"
 
 
-def test_every_word_of_notify_on_is_explained() -> None:
+def test_every_event_of_notify_on_is_explained() -> None:
     rows = HANGS.partition("\n| word of `notify.on` |")[2].partition("\n\n")[0]
     assert set(re.findall(r"`(\w+)`[,|\s]", rows)) >= set(get_args(Occasion))
 
@@ -138,7 +135,7 @@ def test_every_field_of_the_spec_has_a_description() -> None:
         assert field.description.endswith("."), field.name
 
 
-def test_the_diagrams_show_every_state() -> None:
+def test_diagrams_show_every_state() -> None:
     drawn = GENERATE.drawn(ARCHITECTURE)
     for what, states in (("attempt", Phase), ("agent", AgentState), ("rank", RankState)):
         assert {step.after for step in drawn if step.what == what} == {state.value for state in states}
@@ -147,7 +144,8 @@ def test_the_diagrams_show_every_state() -> None:
 
 
 @pytest.mark.slow
-def test_the_diagrams_show_every_step_that_nights_make() -> None:
+def test_diagrams_show_every_transition_of_nights() -> None:
+    """The diagrams show every transition that simulated nights make."""
     unknown = GENERATE.steps(NIGHTS) - GENERATE.drawn(ARCHITECTURE)
     assert unknown == set(), "stale: run `make docs`"
 
@@ -156,7 +154,8 @@ def test_the_diagrams_show_every_step_that_nights_make() -> None:
 
 
 @pytest.mark.parametrize("page", PAGE_NAMES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_have_targets(page: str) -> None:
+    """Links lead to something that exists."""
     path = ROOT / page
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", _prose(path.read_text())):
@@ -174,7 +173,7 @@ FOREIGN = {"ppo.py", "train_unconditional.py", "scripts/sft.py"}
 
 
 @pytest.mark.parametrize("page", PAGE_NAMES)
-def test_files_that_the_documents_name_are_there(page: str) -> None:
+def test_files_named_in_documents_exist(page: str) -> None:
     named = re.findall(r"`((?:[a-z_]+/)*[a-z_.]+\.(?:py|j2))`", _prose((ROOT / page).read_text()))
     missing = set(named) - {"train.py"} - (FOREIGN if page == "docs/programs.md" else set())
     for folder in ("orchestrator", "templates", "tests", "jobs"):
@@ -201,15 +200,14 @@ def test_job_files_in_the_documents_load(text: str, tmp_path: Path) -> None:
 def _shell_lines(text: str) -> list[str]:
     """Return the commands of the page: lines of sh blocks, and those after a prompt in recorded output."""
     typed = [line for block in _blocks(text, "sh") for line in block.splitlines() if line]
-    shown = [
-        line[2:] for block in _blocks(text, "text") for line in block.splitlines() if line.startswith("$ ")
-    ]
+    shown = [line[2:] for block in _blocks(text, "text") for line in block.splitlines() if line.startswith("$ ")]
     inline = re.findall(r"`(orch [a-z]+ [^`|…]+)`", _prose(text))
     return typed + shown + [line for line in inline if "[" not in line and ">" not in line]
 
 
 @pytest.mark.parametrize("page", PAGE_NAMES)
-def test_commands_in_the_documents_are_ones_that_orch_and_make_know(page: str) -> None:
+def test_documented_commands_exist_in_orch_and_make(page: str) -> None:
+    """Commands in the documents are ones that orch and make know."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for line in _shell_lines((ROOT / page).read_text()):
         program, *words = shlex.split(line)
@@ -231,7 +229,8 @@ def _check(line: str, words: list[str]) -> None:
     assert {word for word in words[1:] if word.startswith("-") and word != "-"} <= flags, line
 
 
-def test_python_in_the_reference_is_python() -> None:
+def test_python_in_reference_compiles() -> None:
+    """Python in the reference is valid."""
     for text in _blocks(REFERENCE, "python"):
         compile(text, "reference.md", "exec")
 
@@ -239,14 +238,14 @@ def test_python_in_the_reference_is_python() -> None:
 # Tables
 
 
-def test_the_exit_codes_are_those_of_the_code() -> None:
+def test_exit_codes_match_the_code() -> None:
     rows = REFERENCE.partition("\n| exit code |")[2].partition("\n\n")[0].splitlines()[2:]
     codes = [int(row.split("|")[1]) for row in rows]
     own = [JOB_FAILED, UserError.exit_code, ClusterError.exit_code, NEEDS_A_PERSON, TIME_IS_OVER, INTERRUPTED]
     assert codes == [0, *own]
 
 
-def test_the_states_are_those_of_the_code() -> None:
+def test_states_match_the_code() -> None:
     assert _first_cells(REFERENCE, "state") == list(cells.STYLES)
     assert set(status_file.ENDED) == {end.value for end in d.JobEnd} <= set(cells.STYLES)
     assert _first_cells(REFERENCE, "state of a checkpoint") == [state.value for state in CheckpointState]
@@ -256,7 +255,7 @@ def test_every_kind_of_verdict_is_explained() -> None:
     assert sorted(_first_cells(FAILURES, "kind")) == sorted(kind.value for kind in d.VerdictKind)
 
 
-def test_error_messages_that_are_explained_exist() -> None:
+def test_explained_error_messages_exist() -> None:
     """The longest piece of each message between two gaps must stand in the sources; f-strings leave the gaps."""
     sources = "\n".join(path.read_text() for path in sorted((ROOT / "orchestrator").rglob("*.py")))
     for message in _first_cells(FAILURES, "message"):
@@ -268,12 +267,11 @@ def _assert_said(message: str, sources: str) -> None:
     assert len(piece) >= 6 and piece in sources, f"{message!r}: no {piece!r}"
 
 
-def test_reasons_why_a_host_is_refused_exist_with_their_stages() -> None:
+def test_host_refusal_reasons_exist_with_stages() -> None:
+    """Reasons why a host is refused exist with their stages."""
     folders = ("orchestrator/backends/ssh", "orchestrator/agent", "templates")
     paths = [
-        path
-        for folder in folders
-        for path in sorted({*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.j2")})
+        path for folder in folders for path in sorted({*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.j2")})
     ]
     sources = "\n".join(path.read_text() for path in paths)
     rows = _first_cells(SSH, "reason")
@@ -283,19 +281,20 @@ def test_reasons_why_a_host_is_refused_exist_with_their_stages() -> None:
             _assert_said(row.partition(": ")[2], sources)
 
 
-def test_messages_of_slurm_jobs_that_are_explained_exist() -> None:
+def test_explained_slurm_messages_exist() -> None:
     paths = [*(ROOT / "orchestrator").rglob("*.py"), *(ROOT / "templates").glob("*.j2")]
     sources = "\n".join(path.read_text() for path in sorted(paths))
     for message in _first_cells(SLURM, "message"):
         _assert_said(message, sources)
 
 
-def test_reasons_why_a_job_waits_that_are_explained_are_told_with_a_fix() -> None:
+def test_explained_wait_reasons_have_a_fix() -> None:
+    """Reasons why a job waits that are explained are shown with a fix."""
     for reason in _first_cells(SLURM, "reason"):
         assert command_output.describe_job(QueueJob("7", "PENDING", reason), "t-1").fix, reason
 
 
-def test_what_slurm_is_said_to_be_asked_for_is_what_it_is_asked_for() -> None:
+def test_documented_slurm_requests_match_the_code() -> None:
     batch = (ROOT / "tests" / "golden" / "slurm-gpus.sh").read_text()
     documented = set(re.findall(r"`(--[a-z-]+)", SLURM))
     own = [line.split()[1].partition("=")[0] for line in batch.splitlines() if line.startswith("#SBATCH --")]
@@ -303,7 +302,7 @@ def test_what_slurm_is_said_to_be_asked_for_is_what_it_is_asked_for() -> None:
     assert sorted(set(own) - chosen - documented) == []
 
 
-def test_the_stages_of_a_launch_are_told_in_their_order() -> None:
+def test_launch_stages_are_documented_in_order() -> None:
     assert f"{', '.join(STAGES)}." in " ".join(SSH.split())
 
 
@@ -317,12 +316,12 @@ def _plan() -> Plan:
     )  # fmt: skip
 
 
-def test_the_reference_names_every_variable_that_a_rank_gets() -> None:
+def test_reference_names_every_variable_of_a_rank() -> None:
     names = rank_env(NodePlan(_plan(), JobDir(ROOT), "node-0", 1, ("node-0",)), 0, ("h", 1))
     assert [name for name in names if f"`{name}`" not in REFERENCE] == []
 
 
-def test_the_reference_names_every_key_of_the_json_outputs() -> None:
+def test_reference_names_every_key_of_json_outputs() -> None:
     made = Brain()
     made.learn(jobs.planned(_plan()))
     now = status_object.Now(0.0, 0.0)

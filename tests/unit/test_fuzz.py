@@ -79,9 +79,7 @@ def _place(template: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _words(name: str, command: click.Command) -> st.SearchStrategy[list[str]]:
     """Return command lines of a verb: some of its options, each with something, and some arguments."""
-    text = st.sampled_from(TEXTS) | st.text(
-        st.characters(exclude_characters="\0"), max_size=20
-    )  # no shell gives a NUL
+    text = st.sampled_from(TEXTS) | st.text(st.characters(exclude_characters="\0"), max_size=20)  # no shell gives a NUL
     options = [one for one in command.params if isinstance(one, click.Option) and one.name not in ENDLESS]
     used = st.sampled_from(options).flatmap(lambda one: _option(one, text)) if options else st.just([])
     parts = st.lists(used | text.map(lambda one: [one]), max_size=4)
@@ -102,7 +100,7 @@ ENDLESS = ("serve", "listen")
 
 
 @pytest.mark.slow
-def test_whatever_the_arguments_are_every_verb_ends_with_a_sentence(template: Path) -> None:
+def test_any_arguments_end_every_verb_with_sentence(template: Path) -> None:
     @given(st.sampled_from(VERBS).flatmap(lambda name: _words(name, group.cli.commands[name])))
     @settings(QUIET, max_examples=WORDS_MAX)
     @example(["report", "-o", ""])
@@ -154,16 +152,12 @@ def _spoilt(changes: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_whatever_a_job_file_says_it_is_planned_or_refused_with_a_sentence(template: Path) -> None:
+def test_any_job_file_is_planned_or_refused(template: Path) -> None:
     texts = st.dictionaries(st.sampled_from(FIELDS), VALUES, min_size=1, max_size=3).map(
         lambda changes: json.dumps(_spoilt(changes)).encode()
     )
 
-    @given(
-        texts
-        | st.binary(max_size=200)
-        | st.text(max_size=200).map(lambda text: text.encode(errors="replace"))
-    )
+    @given(texts | st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode(errors="replace")))
     @settings(QUIET, max_examples=FILES_MAX)
     def tried(text: bytes) -> None:
         with pytest.MonkeyPatch.context() as patch:

@@ -53,7 +53,7 @@ def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.Zi
     return _built("build_wheel", sources, tmp_path_factory.mktemp("wheel") / "out")
 
 
-def test_the_wheel_holds_every_module_the_templates_and_the_type_marker(wheel: zipfile.ZipFile) -> None:
+def test_wheel_holds_modules_templates_and_type_marker(wheel: zipfile.ZipFile) -> None:
     expected = {
         str(path.relative_to(ROOT))
         for folder, pattern in (
@@ -71,13 +71,13 @@ def test_the_wheel_holds_every_module_the_templates_and_the_type_marker(wheel: z
     assert files == expected | {"orchestrator/py.typed"}
 
 
-def test_the_wheel_offers_one_command(wheel: zipfile.ZipFile) -> None:
+def test_wheel_provides_one_command(wheel: zipfile.ZipFile) -> None:
     parser = configparser.ConfigParser()
     parser.read_string(wheel.read(f"torch_orch-{VERSION}.dist-info/entry_points.txt").decode())
     assert dict(parser["console_scripts"]) == {"orch": "orchestrator.cli:main"}
 
 
-def test_the_wheel_asks_for_torch_only_as_an_extra(wheel: zipfile.ZipFile) -> None:
+def test_wheel_requires_torch_only_as_extra(wheel: zipfile.ZipFile) -> None:
     text = wheel.read(f"torch_orch-{VERSION}.dist-info/METADATA").decode()
     requirements = [line for line in text.splitlines() if line.startswith("Requires-Dist:")]
     plain = [line for line in requirements if "extra ==" not in line]
@@ -85,9 +85,7 @@ def test_the_wheel_asks_for_torch_only_as_an_extra(wheel: zipfile.ZipFile) -> No
     assert not any("torch>" in line or "numpy" in line for line in plain)
 
 
-def test_an_editable_install_adds_a_plain_path_and_no_code_to_every_start(
-    sources: Path, tmp_path: Path
-) -> None:
+def test_editable_install_adds_plain_path_without_startup_code(sources: Path, tmp_path: Path) -> None:
     """A `.pth` line that begins with `import` runs at every start of the interpreter, and costs 10 ms and more."""
     editable = _built("build_editable", sources, tmp_path / "out")
     loaders = [name for name in editable.namelist() if name.endswith((".pth", ".py"))]
@@ -95,12 +93,13 @@ def test_an_editable_install_adds_a_plain_path_and_no_code_to_every_start(
     assert editable.read(loaders[0]).decode().split() == [str(sources)]
 
 
-def test_one_thing_is_pinned_and_it_is_the_torch_of_the_test_machines() -> None:
+def test_only_torch_of_test_machines_is_pinned() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert [line for line in lines if line and not line.startswith("#")] == ["torch==2.13.0"]
 
 
-def test_tests_are_refused_when_another_tree_s_orch_is_installed(tmp_path: Path) -> None:
+def test_tests_refuse_orch_of_another_tree(tmp_path: Path) -> None:
+    """Tests are refused when another tree's orch is installed."""
     assert wrong_install(sys.executable, ROOT) is None
     wrong = wrong_install(sys.executable, tmp_path)
     assert wrong is not None

@@ -39,16 +39,14 @@ def _functions(file: Path) -> frozenset[str]:
     return frozenset(node.name for node in ast.parse(file.read_text()).body if isinstance(node, kinds))
 
 
-def test_each_broken_line_stands_once_in_the_product_and_names_a_test_that_there_is() -> None:
+def test_broken_line_occurs_once_and_names_existing_test() -> None:
     names = [mutation.name for mutation in MUTATIONS]
     assert len(names) == len(set(names)) >= MUTATIONS_MIN
     for mutation in MUTATIONS:
         found = (ROOT / mutation.file).read_text().count(mutation.before)
         assert found == 1, f"{mutation.name}: {mutation.file} has {mutation.before!r} {found} times"
         assert (ROOT / mutation.test_file).is_file(), f"{mutation.name}: there is no {mutation.test_file}"
-        assert mutation.test_name in _functions(ROOT / mutation.test_file), (
-            f"{mutation.name}: {mutation.killed_by}"
-        )
+        assert mutation.test_name in _functions(ROOT / mutation.test_file), f"{mutation.name}: {mutation.killed_by}"
 
 
 def _copied(to: Path) -> Path:
@@ -97,9 +95,7 @@ def unbroken() -> Iterator[Callable[[str], str]]:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_a_broken_line_fails_the_test_that_is_named_for_it(
-    mutation: Mutation, unbroken: Callable[[str], str]
-) -> None:
+def test_broken_line_fails_its_named_test(mutation: Mutation, unbroken: Callable[[str], str]) -> None:
     if not re.search(r"\d+ passed", unbroken(mutation.killed_by)):
         pytest.skip(f"{mutation.killed_by} is skipped on this machine")
     with tempfile.TemporaryDirectory(prefix="orch-broken-") as folder:

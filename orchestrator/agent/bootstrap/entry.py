@@ -75,9 +75,7 @@ def _launch(request: w.LaunchAgent, bundle: bytes, bundle_fd: int, replies: Repl
     job_folder.check_space(job, request)
     job_folder.create_folder(job, request)
     is_own = job_folder.is_submit_folder(job, request.config.token)
-    config = dataclasses.replace(
-        request.config, root=str(job.root), ships=request.config.ships and not is_own
-    )
+    config = dataclasses.replace(request.config, root=str(job.root), ships=request.config.ships and not is_own)
     has_rsync = shutil.which("rsync") is not None
     notes = (f"{job.root} is the job's own folder there too: nothing is copied",) if is_own else ()
     placed = w.FolderReady(str(job.root), config.ships, has_rsync, procfs.boot_id(), notes)

@@ -73,9 +73,7 @@ def check_space(job: JobDir, request: w.LaunchAgent) -> None:
     free_bytes = disk.f_bavail * disk.f_frsize
     if free_bytes < needed_bytes:
         reason = f"{format_megabytes(free_bytes)} MB free in {job.root}, {format_megabytes(needed_bytes)} MB needed"
-        raise w.RequestFailed(
-            "folder", reason, "free some space there, or set ssh.remote_dir to a larger disk"
-        )
+        raise w.RequestFailed("folder", reason, "free some space there, or set ssh.remote_dir to a larger disk")
     if disk.f_files and not disk.f_favail:
         reason = f"no more files can be created in {job.root}: its disk is out of inodes"
         raise w.RequestFailed("folder", reason, "remove files there, or set ssh.remote_dir to another disk")
@@ -109,9 +107,7 @@ def create_folder(job: JobDir, request: w.LaunchAgent) -> None:
         raise request_failure("folder", err, job.root) from err
 
 
-def install(
-    job: JobDir, request: w.LaunchAgent, bundle: bytes, replies: Replies, placed: w.FolderReady
-) -> None:
+def install(job: JobDir, request: w.LaunchAgent, bundle: bytes, replies: Replies, placed: w.FolderReady) -> None:
     """Copy bundle and code into the folder, unless they are there. Raises RequestFailed, EOFError."""
     try:
         with _hold_folder_lock(job, replies):
@@ -146,7 +142,7 @@ def _hold_folder_lock(job: JobDir, replies: Replies) -> Iterator[None]:
 
 
 class _Progress:
-    """Reporter of a long step: sends `Working` every `WORKING_S`."""
+    """Reporter of a long step: sends `Working` every `PROGRESS_S`."""
 
     def __init__(self, replies: Replies, what: str) -> None:
         self._replies = replies
@@ -208,11 +204,7 @@ def _link_sibling(job: JobDir, code: w.Blob, part: Path) -> bool:
         other = job.root.parent / name / "code.tar.gz"
         with contextlib.suppress(OSError):
             # Another user can still change an archive that is not ours.
-            if (
-                ownership.is_own(other)
-                and other.stat().st_size == code.size_bytes
-                and _sha256(other) == code.sha256
-            ):
+            if ownership.is_own(other) and other.stat().st_size == code.size_bytes and _sha256(other) == code.sha256:
                 part.hardlink_to(other)
                 return True
     return False
@@ -235,6 +227,4 @@ def _unpack(archive: Path, to: Path, progress: _Progress) -> None:
             tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
             tar.extractall(to, members(tar))
     except (tarfile.TarError, EOFError, zlib.error) as err:
-        raise w.RequestFailed(
-            "copy", f"the code archive cannot be unpacked: {err}", "submit the job again"
-        ) from err
+        raise w.RequestFailed("copy", f"the code archive cannot be unpacked: {err}", "submit the job again") from err

@@ -77,9 +77,7 @@ def request_failure(stage: str, err: OSError, place: object) -> w.RequestFailed:
         case errno.ENOLCK | errno.ENOSYS | errno.EOPNOTSUPP:
             fix = "files cannot be locked there: set ssh.remote_dir to a disk where they can"
         case _:
-            return w.RequestFailed(
-                stage, reason, "check that disk, or set ssh.remote_dir to another one", "transient"
-            )
+            return w.RequestFailed(stage, reason, "check that disk, or set ssh.remote_dir to another one", "transient")
     return w.RequestFailed(stage, reason, fix)
 
 

@@ -102,8 +102,7 @@ def classify(
         collective_counts=context.collective_counts,
         mixed=context.groups_with_p2p,
         unavailable=(*sample.unavailable, *context.unavailable),
-        others_act=not sample.has_all_threads
-        or any(_may_enter_collectives(thread) for thread in sample.other_threads),
+        others_act=not sample.has_all_threads or any(_may_enter_collectives(thread) for thread in sample.other_threads),
         gpu_use=context.gpu_use,
         raised=context.exception,
     )
@@ -145,9 +144,7 @@ def _movement(sample: HangSample, context: SampleContext, previous: PreviousSamp
     elif (sample.wait.call, sample.wait.target) != (then.wait.call, then.wait.target):
         return "it moves from one system call to another"
     io_bytes = sample.before.io_bytes - then.after.io_bytes
-    serves_others = (
-        _awaited_call(sample) == stack_frames.STORE or stack_frames.find_phase(sample.stack) == "rendezvous"
-    )
+    serves_others = _awaited_call(sample) == stack_frames.STORE or stack_frames.find_phase(sample.stack) == "rendezvous"
     if io_bytes > IO_BYTES_MIN and not serves_others:  # the first rank's process is the store of all
         return f"it reads and writes ({io_bytes >> 10:,} KiB since the previous sample)"
     if _entered_collectives(context) != _entered_collectives(previous.context):
@@ -197,9 +194,7 @@ def _movement_of_threads(sample: HangSample, previous: PreviousSample) -> str:
     """Name a thread other than the judged one that has moved, whatever the judged one waits for."""
     if not (sample.has_all_threads and previous.sample.has_all_threads):
         return ""
-    previous_threads = {
-        thread.stack.ident: thread for thread in previous.sample.other_threads if not thread.is_monitor
-    }
+    previous_threads = {thread.stack.ident: thread for thread in previous.sample.other_threads if not thread.is_monitor}
     now = {thread.stack.ident: thread for thread in sample.other_threads if not thread.is_monitor}
     if previous_threads.keys() != now.keys():
         return "its threads come and go"
@@ -277,11 +272,7 @@ def _classify_computing(sample: HangSample, context: SampleContext) -> Classific
 
 
 def _awaits_device(sample: HangSample, context: SampleContext) -> bool:
-    return (
-        sample.uses_gpu
-        and context.has_pending_collectives
-        and stack_frames.awaits_device(sample.stack, sample.line)
-    )
+    return sample.uses_gpu and context.has_pending_collectives and stack_frames.awaits_device(sample.stack, sample.line)
 
 
 def _may_enter_collectives(thread: SideThread) -> bool:

@@ -40,9 +40,7 @@ def describe_rank(sample: HangSample) -> str:
         limit = "" if sample.wait.is_unlimited else ", with a time limit"
         stacks = [thread.stack.frames for thread in sample.other_threads]
         others = [frame for frame in stacks if stack_dump.find_users_frame(frame) is not None]
-        whom = (
-            f"; the other thread is at {stack_frames.describe_place(others[0])}" if len(others) == 1 else ""
-        )
+        whom = f"; the other thread is at {stack_frames.describe_place(others[0])}" if len(others) == 1 else ""
         text = f"{stack_frames.describe_lock(stack)}{limit}{whom}"
     else:
         text = kernel_wait.describe_wait(sample.wait)

@@ -131,9 +131,7 @@ class Inspector:
         self._number = None
         results = [job.result or _describe_by_stacks(job) for job in self._jobs]
         results += [_describe_busy(rank.process) for rank in self._waiting]
-        return reports.Inspected(
-            self.ranks.attempt, number, tuple(sorted(results, key=lambda result: result.rank))
-        )
+        return reports.Inspected(self.ranks.attempt, number, tuple(sorted(results, key=lambda result: result.rank)))
 
     def close(self) -> None:
         """Close the connections."""
@@ -159,9 +157,7 @@ class Inspector:
         # Measured before any request: what the answers cost is not the rank's own doing.
         before = sample.measure(tuple(dict.fromkeys((main_pid, *pids))), tid)
         last = rank.process.counter.read()
-        stacks = python_stacks.request_stacks(
-            pids, rank.process.folder, int(STACK_SIGNAL), (last.pid, last.tid)
-        )
+        stacks = python_stacks.request_stacks(pids, rank.process.folder, int(STACK_SIGNAL), (last.pid, last.tid))
         query = rank.client.start_query(last.pid or (previous.sample.pid if previous is not None else 0))
         return _RankJob(rank, before, stacks, query)
 
@@ -232,17 +228,13 @@ class Inspector:
             has_pending_collectives=any(not entry.done for entry in last.values()),
             groups=keys,
             collective_counts=counts,
-            groups_with_p2p=flight_recorder.find_groups_with_p2p(
-                counter.step_ends(RING_STEPS), groups, record.entries
-            ),
+            groups_with_p2p=flight_recorder.find_groups_with_p2p(counter.step_ends(RING_STEPS), groups, record.entries),
             unavailable=(record.unavailable,) if record.unavailable else (),
         )
 
     def _add_gpu_use(self, context: SampleContext, pid: int, until_s: float) -> SampleContext:
         use = _await_result(self._gpus, until_s)
-        share, reason = (
-            use.process_share(pid) if use else (None, f"nvidia-smi took longer than {INSPECTION_S_MAX:g} s")
-        )
+        share, reason = use.process_share(pid) if use else (None, f"nvidia-smi took longer than {INSPECTION_S_MAX:g} s")
         unavailable = (*context.unavailable, reason) if reason else context.unavailable
         return dataclasses.replace(context, gpu_use=share, unavailable=unavailable)
 
@@ -280,9 +272,7 @@ def _await_result(answer: futures.Future[T], until_s: float) -> T | None:
     return None
 
 
-def _evidence_text(
-    result: observations.RankInspection, stacks: list[python_stacks.RankStack], threads: str
-) -> str:
+def _evidence_text(result: observations.RankInspection, stacks: list[python_stacks.RankStack], threads: str) -> str:
     place = f", {result.where}" if result.where else ""
     head = f"{time.strftime('%H:%M:%S')} {result.activity.text}, still for {result.still_s:g} s: {result.why}{place}\n"
     reasons = "".join(f"lacking: {reason}\n" for reason in result.unavailable)
@@ -291,9 +281,7 @@ def _evidence_text(
         for stack in stacks
     )
     others = (
-        f"\nall Python threads of pid {result.pid}, by torch\n{_format_dump(result.pid, threads)}"
-        if threads
-        else ""
+        f"\nall Python threads of pid {result.pid}, by torch\n{_format_dump(result.pid, threads)}" if threads else ""
     )
     return head + reasons + "\n" + "\n".join(bodies) + others + "\n"
 

@@ -69,9 +69,7 @@ _AARCH64 = {
 CALLS: Mapping[str, Mapping[int, str]] = {"x86_64": _X86_64, "aarch64": _AARCH64}
 """Names of system calls by their number (`arch/x86/entry/syscalls/syscall_64.tbl`, `asm-generic/unistd.h`)."""
 
-READS = frozenset(
-    {"read", "readv", "pread64", "preadv", "recvfrom", "recvmsg", "getdents64", "accept", "accept4"}
-)
+READS = frozenset({"read", "readv", "pread64", "preadv", "recvfrom", "recvmsg", "getdents64", "accept", "accept4"})
 WRITES = frozenset({"write", "writev", "pwrite64", "pwritev", "sendto", "sendmsg", "fsync", "fdatasync"})
 _LIMIT_MS = {"poll": 2, "epoll_wait": 3, "epoll_pwait": 3}
 """Calls with a time limit among their arguments (ms; below 0 for none), and which one it is."""
@@ -168,7 +166,7 @@ def ends_on_signal(pid: int, tid: int, has_other_source: bool = False) -> bool:
 
     Python repeats its own calls (PEP 475), and its sleeps are other calls: an absolute time, or `select` before Python
     3.11. Short sleeps are iterations of a loop that polls, as in torch's store, and may end sooner without harm. Polls
-    count only where another source shows the stack (`is_shown`): most of them are Python's own.
+    count only where another source shows the stack (`has_other_source`): most of them are Python's own.
     """
     call, args = _read_call(pid, tid)
     match call:
@@ -233,9 +231,7 @@ def _decode(pid: int, call: str, args: list[int], wchan: str) -> Wait:
     limit_s = _limit_s(call, args)
     watches_nothing = call in ("select", "pselect6") and args[0] == 0 and limit_s is not None
     asleep = call in ("nanosleep", "clock_nanosleep") or watches_nothing
-    return Wait(
-        call, target, fds, limit_s, asleep, wchan, memory.unavailable, _awaited_child(call, args), port
-    )
+    return Wait(call, target, fds, limit_s, asleep, wchan, memory.unavailable, _awaited_child(call, args), port)
 
 
 def _awaited_child(call: str, args: list[int]) -> int | None:

@@ -1,6 +1,6 @@
 """Python stacks of a rank's processes, requested by a signal, and the kernel's state of a process without a stack.
 
-`ask` inspects a rank's processes and returns at once; the agent's loop then calls `answer`, which sends the signals,
+`request_stacks` inspects a rank's processes and returns at once; the agent's loop then calls `poll_stacks`, which sends the signals,
 for all its ranks until each is done or its own deadline has passed. A thread that has not run between two checks is in
 C code, and gets the stack signal itself; one that runs gets the next signal, which Python answers (see `hook.Stacks`),
 and the stack signal only if no answer has come in `NATIVE_S`: then it is in C code as well. A signal goes only to a
@@ -130,7 +130,7 @@ def collect_stacks(pending: PendingStacks) -> list[RankStack]:
 
 
 def _request_one(pid: int, tid: int, folder: Path, signum: int, has_worker_server: bool) -> _Dump | None:
-    """Inspect one thread before a signal. `is_shown`: torch's worker server has its stack."""
+    """Inspect one thread before a signal. `has_worker_server`: torch's worker server has its stack."""
     stat = procfs.stat(pid)
     if stat is None or stat.state in "TtZX" or not procfs.catches_signal(pid, signum):
         return None

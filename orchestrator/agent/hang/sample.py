@@ -139,9 +139,7 @@ def measure(pids: tuple[int, ...], tid: int = 0) -> ResourceUse:
     for the main one."""
     at_s, first = time.monotonic(), pids[0]
     others = {pid: stat.cpu_s for pid in pids[1:CHILDREN_MAX] if (stat := procfs.stat(pid)) is not None}
-    children_s = {
-        pid: max(cpu_s, sum(kernel_wait.read_scheduled_s(pid, pid))) for pid, cpu_s in others.items()
-    }
+    children_s = {pid: max(cpu_s, sum(kernel_wait.read_scheduled_s(pid, pid))) for pid, cpu_s in others.items()}
     io_bytes = sum(io_counter.io_bytes(pid) or 0 for pid in pids[:CHILDREN_MAX])
     stat = procfs.stat(first)
     process_s = stat.cpu_s if stat is not None else 0.0
@@ -244,11 +242,7 @@ def _find_trainer(stacks: list[RankStack], trainer_pid: int) -> RankStack:
         chosen = chosen if main is None else stack
         if main is not None and not any(frame.file.endswith("/subprocess.py") for frame in main.frames[:3]):
             return chosen
-        if (
-            main is None
-            and stack.state not in "TtZX"
-            and procfs.catches_signal(stack.pid, rank_start.STACK_SIGNAL)
-        ):
+        if main is None and stack.state not in "TtZX" and procfs.catches_signal(stack.pid, rank_start.STACK_SIGNAL):
             return stack  # not a shell, but a Python that the stack signal would have disturbed
         child = kernel_wait.read_wait(stack.pid, stack.pid).child
         programs = (other for other in rest if _is_program_of(stack.pid, other))
@@ -261,9 +255,7 @@ def _find_trainer(stacks: list[RankStack], trainer_pid: int) -> RankStack:
 def _is_program_of(pid: int, stack: RankStack) -> bool:
     """Return whether a process is a child of `pid` that runs a program of its own, and no fork of multiprocessing."""
     stat, main = procfs.stat(stack.pid), stack_dump.dumped_stack(stack.text)
-    forked = main is not None and any(
-        frame.file.endswith("/multiprocessing/process.py") for frame in main.frames
-    )
+    forked = main is not None and any(frame.file.endswith("/multiprocessing/process.py") for frame in main.frames)
     return stat is not None and stat.ppid == pid and not forked
 
 
@@ -275,9 +267,7 @@ def _find_children(stacks: list[RankStack], own_pid: int) -> list[RankStack]:
         if stat is not None and stat.ppid in descendants:
             descendants.add(stack.pid)
     descendants.discard(own_pid)
-    return [stack for stack in stacks if stack.pid in descendants and not _is_service_process(stack.pid)][
-        :CHILDREN_MAX
-    ]
+    return [stack for stack in stacks if stack.pid in descendants and not _is_service_process(stack.pid)][:CHILDREN_MAX]
 
 
 def _is_service_process(pid: int) -> bool:

@@ -40,9 +40,7 @@ _IMPORT = re.compile(r"^<frozen importlib")
 _LOCK = re.compile(
     r"/(threading|queue|multiprocessing/(synchronize|queues|pool)|concurrent/futures/(_base|thread))\.py$"
 )
-_LOCK_LINE = re.compile(
-    r"\.acquire\(|^\s*with\b.*(?i:lock|mutex|sem|cond)|^\s*with\s+[\w.\[\]]+\s*:|\.join\(|\.get\("
-)
+_LOCK_LINE = re.compile(r"\.acquire\(|^\s*with\b.*(?i:lock|mutex|sem|cond)|^\s*with\s+[\w.\[\]]+\s*:|\.join\(|\.get\(")
 STORE = "the store"
 
 FRAMES_SHOWN_MAX = 40
@@ -121,8 +119,7 @@ def find_rank_wait(frames: tuple[Frame, ...], line: str) -> str:
 def is_collective(frames: tuple[Frame, ...]) -> bool:
     """Return whether the call is a collective or the rendezvous itself, not a computation that ends in one."""
     return any(
-        "/torch/distributed/" in frame.file and not _NO_WAIT.search(frame.file)
-        for frame in inner_frames(frames)
+        "/torch/distributed/" in frame.file and not _NO_WAIT.search(frame.file) for frame in inner_frames(frames)
     )
 
 
@@ -151,9 +148,7 @@ def runs_users_code(frames: tuple[Frame, ...]) -> bool:
 
 def is_loader_worker(frames: tuple[Frame, ...]) -> bool:
     """Return whether a process is a worker of torch's DataLoader."""
-    return any(
-        frame.function == "_worker_loop" and frame.file.endswith("/data/_utils/worker.py") for frame in frames
-    )
+    return any(frame.function == "_worker_loop" and frame.file.endswith("/data/_utils/worker.py") for frame in frames)
 
 
 def awaits_task(frames: tuple[Frame, ...]) -> bool:
@@ -176,10 +171,7 @@ def is_service_thread(frames: tuple[Frame, ...]) -> bool:
 
 def awaits_threads(frames: tuple[Frame, ...]) -> bool:
     """Return whether the script has ended, and its other threads keep the process."""
-    return any(
-        frame.function == "_shutdown" and frame.file.endswith("/threading.py")
-        for frame in inner_frames(frames)
-    )
+    return any(frame.function == "_shutdown" and frame.file.endswith("/threading.py") for frame in inner_frames(frames))
 
 
 def find_prompt(frames: tuple[Frame, ...], line: str) -> str:
@@ -208,7 +200,7 @@ def awaits_lock(frames: tuple[Frame, ...], line: str) -> bool:
 
 
 def describe_lock(frames: tuple[Frame, ...]) -> str:
-    """Describe what a thread waits for that `is_on_lock`."""
+    """Describe what a thread waits for that `awaits_lock`."""
     for frame in reversed(inner_frames(frames)):  # what the user has called comes first
         text = _LOCK_TEXTS.get((PurePosixPath(frame.file).name, frame.function))
         if text:

@@ -21,7 +21,7 @@ from orchestrator.agent.ranks import warm_start
 from orchestrator.agent.ranks.rank_start import NodeEnvironment, RankCall
 from orchestrator.core import codec, observations
 from orchestrator.core.checkpoints import disk
-from orchestrator.core.checkpoints.checkpoint import CheckpointRecord
+from orchestrator.core.checkpoints.checkpoint import Checkpoint
 from orchestrator.core.errors import Cancelled, HostError
 from orchestrator.core.host import hardware, interfaces, process_tags, procfs
 from orchestrator.core.jobdir import ownership
@@ -108,9 +108,7 @@ class Preparation:
         """Return the folder that the job was submitted from, where this node has it; empty where it has not, or that is not known."""
         with contextlib.suppress(OSError, codec.CodecError, KeyError):
             path = Path(
-                codec.unpack(
-                    str, codec.loads_plain(ownership.read_regular(self._job.provenance))["submitted_from"]
-                )
+                codec.unpack(str, codec.loads_plain(ownership.read_regular(self._job.provenance))["submitted_from"])
             )
             if path.is_dir() and path.resolve() != self._job.code.resolve():
                 return str(path)
@@ -141,11 +139,7 @@ class Preparation:
             return  # the same order again, while the checkpoint is verified
         if self._awaiting_template is not None and self._awaiting_template[0] == order:
             return  # the same, while the template imports
-        if (
-            self._awaiting_folder is not None
-            and self._awaiting_folder[0] == order
-            and not self._job.root.exists()
-        ):
+        if self._awaiting_folder is not None and self._awaiting_folder[0] == order and not self._job.root.exists():
             return  # the same, while the job's folder is missing
         self.release()
         self._order, self._call = order, 0
@@ -168,9 +162,7 @@ class Preparation:
         task.add_done_callback(self._probe_tasks.discard)
 
     async def _probe(self, order: orders.Probe) -> None:
-        reached, missed = await rendezvous.probe(
-            order.addresses, order.port, self._config.token, order.attempt
-        )
+        reached, missed = await rendezvous.probe(order.addresses, order.port, self._config.token, order.attempt)
         hits = ", ".join(f"{hit.address} over {hit.interface or '?'}" for hit in reached)
         self._note(f"the first node is reached at {hits or 'none of its addresses'}; {'; '.join(missed)}")
         self._report(reports.Probed(order.attempt, reached, missed))
@@ -230,9 +222,7 @@ class Preparation:
         layers = EnvLayers.before_setup(host, job, node)
         path = setup_script.extended_path(plan.pythons, layers.given, self._job.code)
         if path and "PATH" in plan.env:
-            self._note(
-                f"PATH is set by env in the job file: {path.partition(os.pathsep)[0]} is not put first"
-            )
+            self._note(f"PATH is set by env in the job file: {path.partition(os.pathsep)[0]} is not put first")
         elif path:
             layers = EnvLayers.before_setup(host, job, {**node, "PATH": path})
         return layers
@@ -257,9 +247,7 @@ class Preparation:
             self._report(reports.PrepareFailed(order.attempt, err.reason, err.tail))
             return
         survivors = [(pid, procfs.stat(pid)) for pid in procfs.descendants(os.getpid())]
-        self._daemons = tuple(
-            procfs.Proc(pid, stat.start_ticks) for pid, stat in survivors if stat is not None
-        )
+        self._daemons = tuple(procfs.Proc(pid, stat.start_ticks) for pid, stat in survivors if stat is not None)
         self._check_resume(order)
 
     def _check_resume(self, order: orders.PrepareNode) -> None:
@@ -272,9 +260,7 @@ class Preparation:
     async def _verify(self, order: orders.PrepareNode) -> None:
         self._hasher.is_unthrottled = True
         try:
-            fault = await asyncio.wrap_future(
-                self._hasher.run(lambda pace: self._compare_checkpoint(order, pace))
-            )
+            fault = await asyncio.wrap_future(self._hasher.run(lambda pace: self._compare_checkpoint(order, pace)))
         except Cancelled:
             return
         self._verify_task = None
@@ -303,9 +289,7 @@ class Preparation:
             self._delete_stale_copies(order.save, order, pace)
         return comparison.fault
 
-    def _delete_stale_copies(
-        self, checkpoint: CheckpointRecord, order: orders.PrepareNode, pace: disk.Pace
-    ) -> None:
+    def _delete_stale_copies(self, checkpoint: Checkpoint, order: orders.PrepareNode, pace: disk.Pace) -> None:
         """Delete the files of a checkpoint that differ on this host from the job folder, so that they are copied again."""
         for file in checkpoint.files:
             comparison = disk.compare(replace(checkpoint, files=(file,)), deep=order.deep, pace=pace)
@@ -333,16 +317,12 @@ class Preparation:
 
     def _hold_port(self, order: orders.PrepareNode, argv: tuple[str, ...], cwd: Path) -> None:
         try:
-            self._program = setup_script.find_first_program(
-                order.plan.programs, self.layers.given, self._job.code
-            )
+            self._program = setup_script.find_first_program(order.plan.programs, self.layers.given, self._job.code)
             # Never the port of the previous attempt: another process may have it.
             candidates = rendezvous.PORT_RANGE[(order.attempt + self._call) % 2 :: 2]
             seed = f"{self._incarnation} {order.attempt} {self._call}"
             is_first = order.nodes[:1] == (self._config.node,)
-            port_socket = (
-                rendezvous.hold_port(seed, order.plan.rendezvous_port, candidates) if is_first else None
-            )
+            port_socket = rendezvous.hold_port(seed, order.plan.rendezvous_port, candidates) if is_first else None
         except HostError as err:
             self._report(reports.PrepareFailed(order.attempt, str(err), ""))
             return
@@ -359,9 +339,7 @@ class Preparation:
         self.ready = reports.Prepared(order.attempt, "", port, self._listen(port_socket, order), self._call)
         self._report(self.ready)
 
-    def _listen(
-        self, port_socket: socket.socket | None, order: orders.PrepareNode
-    ) -> tuple[observations.Address, ...]:
+    def _listen(self, port_socket: socket.socket | None, order: orders.PrepareNode) -> tuple[observations.Address, ...]:
         """Listen for probes on the port until the ranks start, if ordered; return the addresses to probe."""
         if port_socket is None:
             return ()

@@ -117,9 +117,7 @@ async def probe(
 ) -> tuple[tuple[ReachableAddress, ...], tuple[str, ...]]:
     """Probe all addresses at once; return those that reach the intended node, in the given order, and the failures."""
     interfaces_by_ip = {address.ip: address.interface for address in interfaces.list_addresses()}
-    results = await asyncio.gather(
-        *(_probe_one(target, port, token, attempt, interfaces_by_ip) for target in targets)
-    )
+    results = await asyncio.gather(*(_probe_one(target, port, token, attempt, interfaces_by_ip) for target in targets))
     reached = tuple(result for result in results if isinstance(result, ReachableAddress))
     return reached, tuple(result for result in results if isinstance(result, str))
 

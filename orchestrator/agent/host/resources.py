@@ -1,6 +1,6 @@
 """Resources of this node: kernel, memory, shared memory, limits of a process, folders, and names that resolve.
 
-Reads only from the kernel, and resolves names within `LOOK_UP_S_MAX`; a folder is written to and left unchanged.
+Reads only from the kernel, and resolves names within `RESOLVE_S_MAX`; a folder is written to and left unchanged.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def has_infiniband() -> bool:
 
 
 def inspect_folder(folder: str) -> FolderFacts:
-    """Return a folder's disk, and why it cannot be written to. `written` may begin with `~`, and need not exist."""
+    """Return a folder's disk, and why it cannot be written to. `folder` may begin with `~`, and need not exist."""
     path = Path(folder).expanduser().absolute()
     nearest = next(part for part in (path, *path.parents) if part.exists() or part == part.parent)
     try:

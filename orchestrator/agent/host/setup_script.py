@@ -22,9 +22,7 @@ OWN_PREFIX = "orch: "
 class SetupRun:
     """One run of the setup lines; it ends when the agent reaps its process."""
 
-    def __init__(
-        self, lines: tuple[str, ...], env: Mapping[str, str], cwd: Path, folder: Path, log: Path
-    ) -> None:
+    def __init__(self, lines: tuple[str, ...], env: Mapping[str, str], cwd: Path, folder: Path, log: Path) -> None:
         """Start the lines. Raises HostError when there is no bash."""
         self._env_fd = spawn.open_memory_file("setup-env")  # in memory, since secrets are in it
         env_file = f"/proc/{os.getpid()}/fd/{self._env_fd}"
@@ -55,9 +53,7 @@ class SetupRun:
         if not raw:
             reason = "the setup lines' environment was not written: do they set a trap on EXIT, or exec?"
             raise HostError(reason, self._tail())
-        pairs = (
-            entry.decode("utf-8", "surrogateescape").partition("=") for entry in raw.split(b"\0") if entry
-        )
+        pairs = (entry.decode("utf-8", "surrogateescape").partition("=") for entry in raw.split(b"\0") if entry)
         return {name: value for name, _, value in pairs if name not in ("ORCH_SETUP_ENV", "_", "SHLVL")}
 
     def _tail(self) -> str:
@@ -89,9 +85,7 @@ def extended_path(pythons: tuple[str, ...], env: Mapping[str, str], cwd: Path) -
     """Return PATH with the folder of the first of these interpreters in front that the node has, or that setup lines may
     make; empty where PATH gives that one already, since the folder may hold much else."""
     path = env.get("PATH", os.defpath)
-    existing = [
-        program for program in pythons if shutil.which(_full_path(program, cwd), path=path)
-    ] or pythons[:1]
+    existing = [program for program in pythons if shutil.which(_full_path(program, cwd), path=path)] or pythons[:1]
     if not existing or os.sep not in existing[0]:
         return ""
     file = Path(_full_path(existing[0], cwd))

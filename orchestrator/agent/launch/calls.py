@@ -104,7 +104,7 @@ def parse_accelerate_reply(reply: Any, at: NodePlan) -> LauncherCall:
 def rank_env(
     request: ShimRequest, call: LauncherCall, script_variables: Mapping[str, str], hook: str
 ) -> dict[str, str]:
-    """Return the environment of the ranks: that of the script where it called, without what was the script's `own`."""
+    """Return the environment of the ranks: that of the script where it called, without what was the script's `script_variables`."""
     folder = request.env.get(FOLDER_ENV, "")
     env = {
         name: value
@@ -128,12 +128,12 @@ def rank_env(
 def script_env(
     script_variables: Mapping[str, str], given: Mapping[str, str], folder: Path, hook: str
 ) -> dict[str, str]:
-    """Return the environment of a node's script: that which ranks would have, its `own` variables, and the three nets."""
+    """Return the environment of a node's script: that which ranks would have, its `script_variables` variables, and the three nets."""
     env = {**given, **script_variables, FOLDER_ENV: str(folder)}
     if users := env.get("BASH_ENV", ""):
         env[shim_files.USERS_BASH_ENV] = users
     env["BASH_ENV"] = str(folder / shim_files.BASH_FILE)
-    stand_ins = f"{folder}{os.pathsep}{folder / shim_files.SLURM_FOLDER}"
-    for name, ours in (("PATH", stand_ins), ("PYTHONPATH", hook)):
+    shims = f"{folder}{os.pathsep}{folder / shim_files.SLURM_FOLDER}"
+    for name, ours in (("PATH", shims), ("PYTHONPATH", hook)):
         env[name] = os.pathsep.join(part for part in (ours, env.get(name, "")) if part)
     return env

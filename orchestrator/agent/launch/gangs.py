@@ -61,11 +61,7 @@ def diagnose_ranks(folder: Path, ranks: int, first_pid: int) -> tuple[str, str] 
 def diagnose_script(folder: Path) -> tuple[str, str] | None:
     """Return why the script of a node, which has called no launcher, trains without orch, and the fix; None where it does not."""
     for _, what, program in read_notes(folder)[:1]:
-        how = (
-            "trains without a launcher"
-            if what == TRAINS
-            else f"is {what} in a gang that orch has not started"
-        )
+        how = "trains without a launcher" if what == TRAINS else f"is {what} in a gang that orch has not started"
         field = "entrypoint" if ".py" in program or program.startswith("-m ") else "command"
         return f"{program} {how}: write {field}: {program}", (
             "orch then starts each rank; for a program that starts its processes itself (torch.multiprocessing.spawn) write "

@@ -27,14 +27,14 @@ class RunOnce:
 
 @dataclass(frozen=True)
 class PassThrough:
-    """The real launcher is to be run: it starts no ranks. Where there is none, `words` do as well; none: they do not."""
+    """The real launcher is to be run: it starts no ranks. Where there is none, `argv` do as well; none: they do not."""
 
     argv: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Launcher:
-    """A launcher's options, and the names of `own` ones, which concern the ranks; the others do not."""
+    """A launcher's options, and the names of `rank_options` ones, which concern the ranks; the others do not."""
 
     usage: str
     rank_options: str
@@ -190,9 +190,7 @@ class _ParsedOptions:
             return None
         text = self.values[name]
         if not (text.isascii() and text.isdecimal() and int(text)):
-            raise UserError(
-                f"{self.texts[name]}: must be a whole number of at least 1", fix=self._launcher.usage
-            )
+            raise UserError(f"{self.texts[name]}: must be a whole number of at least 1", fix=self._launcher.usage)
         return CountOption(int(text), self.texts[name])
 
     def number_range(self, name: str, between: str) -> tuple[CountOption, CountOption] | None:
@@ -279,9 +277,7 @@ def _fabric(launcher: str, words: Sequence[str], ranks_here: int, ranks: int) ->
         if name in given.values:
             env[f"LT_{name.upper()}"] = given.values[name]
     nodes = given.number_range("num-nodes", ":")
-    return LauncherCall(
-        f"{launcher} run", tuple(kept), nodes=nodes, ranks_per_node=each, unused=given.unused, env=env
-    )
+    return LauncherCall(f"{launcher} run", tuple(kept), nodes=nodes, ranks_per_node=each, unused=given.unused, env=env)
 
 
 def _srun(words: Sequence[str], ranks_here: int, ranks: int) -> LauncherCall | RunOnce | PassThrough:

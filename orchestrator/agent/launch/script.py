@@ -91,9 +91,7 @@ class LaunchScript:
         """The script's shell has not been reaped."""
         name = f"orch-{secrets.token_hex(16)}"
         make_subfolders(at.job.root, self._shims / shim_files.SLURM_FOLDER)
-        shim_files.write_shims(
-            self._shims, name, self._hook, at.job.bundle, has_slurm_shims=self._has_slurm_shims
-        )
+        shim_files.write_shims(self._shims, name, self._hook, at.job.bundle, has_slurm_shims=self._has_slurm_shims)
         (self._shims / GANGS_FILE).unlink(missing_ok=True)
         file = self._shims / "script.sh"
         file.write_text(f"{at.plan.argv[-1]}\n")
@@ -112,9 +110,7 @@ class LaunchScript:
     async def _serve(self) -> None:
         """Serve shims until `close`. From Python 3.12 on `Server.wait_closed`, which `async with` calls, waits for every
         connection, and that of a shim whose ranks run has no other owner that closes it."""
-        server = await asyncio.start_unix_server(
-            self._serve_connection, sock=self._socket, limit=MESSAGE_BYTES_MAX
-        )
+        server = await asyncio.start_unix_server(self._serve_connection, sock=self._socket, limit=MESSAGE_BYTES_MAX)
         try:
             await asyncio.get_running_loop().create_future()
         finally:
@@ -215,9 +211,7 @@ class LaunchScript:
         _send(writer, {"run": [request.python, "-m", "orchestrator.agent.ranks.accelerate_env", settings]})
         return calls.parse_accelerate_reply(await _receive(reader, RUN_S_MAX + CALL_S_MAX), self._node_plan)
 
-    def _accept_call(
-        self, request: calls.ShimRequest, call: LauncherCall, writer: asyncio.StreamWriter
-    ) -> None:
+    def _accept_call(self, request: calls.ShimRequest, call: LauncherCall, writer: asyncio.StreamWriter) -> None:
         if self._waiting_shim is not None:
             raise UserError(
                 f"{call.launcher} is called while the ranks of launcher call {self._calls} run: one gang at a time; start the "
@@ -298,12 +292,8 @@ class LaunchScript:
         if not argv or any(word.startswith(folder) for word in argv[:4]) or procfs.environment(pid, REAL_ENV):
             return False
         program = argv[0].rpartition("/")[2]
-        is_named = (
-            bool(find_launcher(argv)[0]) if program.startswith("python") else program in shim_files.SHIMS
-        )
-        return is_named or bool(
-            procfs.environment(pid, "TORCHELASTIC_RUN_ID")
-        )  # torch's launcher has started it
+        is_named = bool(find_launcher(argv)[0]) if program.startswith("python") else program in shim_files.SHIMS
+        return is_named or bool(procfs.environment(pid, "TORCHELASTIC_RUN_ID"))  # torch's launcher has started it
 
 
 def _command_line(pid: int) -> str:

@@ -62,9 +62,7 @@ def write_shims(folder: Path, address: str, hook: str, bundle: Path, *, has_slur
     """Write all files into the folder and its `SLURM_FOLDER`; `hook`: the folder of the hook; `bundle`: orch, as it is on this node.
     Raises OSError."""
     slurm = folder / SLURM_FOLDER
-    text = _SHIM_PROGRAM.format(
-        python=shlex.quote(sys.executable), executable=sys.executable, bundle=str(bundle)
-    )
+    text = _SHIM_PROGRAM.format(python=shlex.quote(sys.executable), executable=sys.executable, bundle=str(bundle))
     programs = dict.fromkeys((folder / name for name in SHIMS), text)
     if has_slurm_shims:
         programs |= {slurm / "scontrol": _SCONTROL, slurm / "squeue": _SQUEUE}
@@ -73,9 +71,7 @@ def write_shims(folder: Path, address: str, hook: str, bundle: Path, *, has_slur
     functions = [f'{name}() {{ {shlex.quote(str(folder / name))} "$@"; }}\n' for name in NAMES]
     path = f"PYTHONPATH={shlex.quote(hook)}${{PYTHONPATH:+:$PYTHONPATH}}"
     functions += [f'{name}() {{ {path} builtin command {name} "$@"; }}\n' for name in PYTHONS]
-    functions.append(
-        _COMMAND_FUNCTION.format(names=" | ".join(f'"-v {name}"' for name in (*NAMES, *PYTHONS)))
-    )
+    functions.append(_COMMAND_FUNCTION.format(names=" | ".join(f'"-v {name}"' for name in (*NAMES, *PYTHONS))))
     users = f'[ -z "${{{USERS_BASH_ENV}-}}" ] || . "${USERS_BASH_ENV}"\n'
     _replace(folder / BASH_FILE, users + "".join(functions))
     _replace(folder / ADDRESS_FILE, address)

@@ -108,9 +108,7 @@ class PrintedMetrics:
         self._unread = b""
         if losses:
             self._loss = losses[0]
-            self.nonfinite_losses = sum(
-                1 for _ in itertools.takewhile(lambda loss: not math.isfinite(loss), losses)
-            )
+            self.nonfinite_losses = sum(1 for _ in itertools.takewhile(lambda loss: not math.isfinite(loss), losses))
         self._learning_rate = self._learning_rate if learning_rate is None else learning_rate
         whole = None if self._is_repeated else self._main_bar
         return Training(

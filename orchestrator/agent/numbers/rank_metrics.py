@@ -1,6 +1,6 @@
 """Metrics of the ranks of a node, measured beside the heartbeats: resource use, and the progress that scripts report.
 
-Rules: they are sent once in `TELL_S` and not with each heartbeat, so that heartbeats stay cheap. Nothing here
+Rules: they are sent once in `REPORT_S` and not with each heartbeat, so that heartbeats stay cheap. Nothing here
 waits: nvidia-smi and the trainers' reports have threads of their own.
 """
 
@@ -61,9 +61,7 @@ class RankMetrics:
 
     def _measure_usage(self, pids: list[int], now_s: float) -> Usage:
         stats = {pid: stat for pid in pids if (stat := procfs.stat(pid)) is not None}
-        grown_s = sum(
-            max(0.0, stat.cpu_s - self._cpu_s[pid]) for pid, stat in stats.items() if pid in self._cpu_s
-        )
+        grown_s = sum(max(0.0, stat.cpu_s - self._cpu_s[pid]) for pid, stat in stats.items() if pid in self._cpu_s)
         is_first, passed_s = not self._cpu_s, now_s - self._read_s
         self._cpu_s, self._read_s = {pid: stat.cpu_s for pid, stat in stats.items()}, now_s
         share, gpu_bytes = self._node.gpus.latest(now_s).rank_use(pids, self._device)

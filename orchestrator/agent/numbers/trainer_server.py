@@ -23,7 +23,7 @@ _PATH = re.compile(r"/ranks/([0-9]{1,9})")
 
 
 def serve(listener: socket.socket, token: str, accept: Callable[[int, bytes], None]) -> None:
-    """Serve reports for good. `take` gets rank and body of each, and raises ValueError when it cannot be read."""
+    """Serve reports for good. `accept` gets rank and body of each, and raises ValueError when it cannot be read."""
     _Server(listener, token, accept).serve_forever(poll_interval=60.0)
 
 

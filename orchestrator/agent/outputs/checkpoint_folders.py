@@ -53,9 +53,7 @@ class CheckpointFolders:
             inside = next(((root, at) for root, at in roots if path.startswith(root)), None)
             if inside is None and finds_more and len(self.watches) < 2 + ELSEWHERE_MAX:
                 root = find_checkpoints_folder(path)
-                new = CheckpointWatch(
-                    Path(root), "*", f"{root.rstrip('/')}/", WrittenFolders(Path(root), walks=False)
-                )
+                new = CheckpointWatch(Path(root), "*", f"{root.rstrip('/')}/", WrittenFolders(Path(root), walks=False))
                 new.attempt = attempt
                 inside = f"{root.rstrip('/')}/", len(self.watches)
                 self.watches.append(new)
@@ -107,7 +105,5 @@ def find_checkpoints_folder(path: str) -> str:
     """Return the folder that holds the checkpoint of which a file is: the one that the file is in, or the one around a folder
     whose name counts, such as `checkpoint-500`."""
     folders = PurePosixPath(path).parents
-    inner = [
-        at for at, folder in enumerate(folders[:CHECKPOINT_DEPTH_MAX]) if file_groups.is_counted(folder.name)
-    ]
+    inner = [at for at, folder in enumerate(folders[:CHECKPOINT_DEPTH_MAX]) if file_groups.is_counted(folder.name)]
     return str(folders[max(inner) + 1] if inner else folders[0])

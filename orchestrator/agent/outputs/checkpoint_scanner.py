@@ -27,7 +27,7 @@ from orchestrator.agent.ranks import step_counter
 from orchestrator.agent.ranks.processes import NodeRanks
 from orchestrator.core import codec
 from orchestrator.core.checkpoints import disk
-from orchestrator.core.checkpoints.checkpoint import CheckpointRecord, HostPart
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, HostPart
 from orchestrator.core.errors import Cancelled
 from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
@@ -160,7 +160,7 @@ class CheckpointScanner:
         return False
 
     def begin(self, attempt: int, scans: bool = True) -> None:
-        """Begin an attempt. `looks`: whether this agent scans for its checkpoints."""
+        """Begin an attempt. `scans`: whether this agent scans for its checkpoints."""
         self._rank_files, self._has_reported_reads = RankFiles(self._folders.resolve_link), False
         self._scans = self._may_scan and scans
         self._finish_by_s, self._is_last, self.scans_done = None, False, 0
@@ -201,7 +201,7 @@ class CheckpointScanner:
         """Whether the attempt is over here except for its last scan."""
         return self._finish_by_s is not None
 
-    def discard(self, checkpoint: CheckpointRecord) -> None:
+    def discard(self, checkpoint: Checkpoint) -> None:
         """Delete a checkpoint that the supervisor does not keep."""
         self._thread.submit(disk.delete_checkpoint, checkpoint, Path(checkpoint.locations[0].root))
 
@@ -222,9 +222,7 @@ class CheckpointScanner:
             return
         self._has_reported_reads = True
         self._rank_files.read_notes(process.folder for process in ranks.processes)
-        names = tuple(self._folders.checkpoint_name(path) for path in self._rank_files.read)[
-            -READS_REPORTED_MAX:
-        ]
+        names = tuple(self._folders.checkpoint_name(path) for path in self._rank_files.read)[-READS_REPORTED_MAX:]
         trainers = {last.pid for process in ranks.processes if (last := process.counter.read()).step}
         self._report(reports.CheckpointsRead(ranks.attempt, names, self._rank_files.has_reads_of(trainers)))
 
@@ -252,9 +250,7 @@ class CheckpointScanner:
             self._dump_future = self._thread.submit(self._dump_watches)
             self._wake_after(self._dump_future)
         cuts = [
-            f"{watch.root}: {watch.incomplete_reason}"
-            for watch in self._folders.watches
-            if watch.incomplete_reason
+            f"{watch.root}: {watch.incomplete_reason}" for watch in self._folders.watches if watch.incomplete_reason
         ]
         fault = f"not all checkpoints are seen: {'; '.join(cuts)}" if cuts else ""
         if fault and fault != self._noted_fault:
@@ -280,9 +276,7 @@ class CheckpointScanner:
             self._note(f"{group.main} has {count:,} files, too many to report: no restart can resume from it")
             return
         self._report(seen)
-        self._hash_futures.append(
-            (seen, self._hasher.run(lambda pace: disk.hash_files(root, change.pieces, pace)))
-        )
+        self._hash_futures.append((seen, self._hasher.run(lambda pace: disk.hash_files(root, change.pieces, pace))))
         self._wake_after(self._hash_futures[-1][1])
 
     def _wake_after(self, future: concurrent.futures.Future[Any]) -> None:
@@ -346,9 +340,7 @@ class CheckpointScanner:
             self._lock_fd = None
 
 
-def _scan_watches(
-    watches: Iterable[checkpoint_folders.WatchedFiles], moment: ScanContext
-) -> list[_WatchChange]:
+def _scan_watches(watches: Iterable[checkpoint_folders.WatchedFiles], moment: ScanContext) -> list[_WatchChange]:
     return [(watch, change) for watch, written in watches for change in watch.scan(moment, written)]
 
 

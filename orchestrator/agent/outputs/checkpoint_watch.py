@@ -106,7 +106,7 @@ class _FinishedGroup:
 @dataclass(slots=True)
 class CheckpointWatch:
     """The files of one folder as they were last seen. `folders`: how it is scanned if it holds much else; else files count
-    that fit `glob`. `leaves`: the glob of files that another watch has."""
+    that fit `glob`. `excluded_glob`: the glob of files that another watch has."""
 
     root: Path
     glob: str
@@ -158,9 +158,7 @@ class CheckpointWatch:
             seen = self.seen.get(key)
             is_still = seen is not None and seen.pieces == pieces
             if seen is None or not is_still:
-                is_early = (
-                    None if any(steps_after.values()) and not self._stepped else not any(steps_after.values())
-                )
+                is_early = None if any(steps_after.values()) and not self._stepped else not any(steps_after.values())
                 seen = self.seen[key] = SeenGroup(pieces, moment.now_s, self.scans, steps_after, is_early)
                 self.has_changed = True
             if self.reported.get(key) == pieces:
@@ -217,13 +215,9 @@ class CheckpointWatch:
         listing, appeared = self.folders.scan(written)
         if self.excluded_glob:
             listing.files = {
-                name: one
-                for name, one in listing.files.items()
-                if not tree.matches_glob(name, self.excluded_glob)
+                name: one for name, one in listing.files.items() if not tree.matches_glob(name, self.excluded_glob)
             }
-        self.baseline |= {
-            name: _file_stamp(listing.files[name]) for name in appeared if name in listing.files
-        }
+        self.baseline |= {name: _file_stamp(listing.files[name]) for name in appeared if name in listing.files}
         return listing
 
     def _make_change(self, finished: _FinishedGroup, listing: tree.Tree) -> GroupChange:
@@ -250,7 +244,7 @@ class CheckpointWatch:
         moment: ScanContext,
     ) -> CompletionReason | None:
         """Return why nothing more is written to a group, `NONE` if that is not known; None for a group that does not count.
-        `step`: at which a file of it was opened, `since`: the last of them, -1: not known; `begun`: the steps when this scan began;
+        `step`: at which a file of it was opened, `since`: the last of them, -1: not known; `steps_before`: the steps when this scan began;
         ranks that make none do not count."""
         stepping = {rank: count for rank, count in steps_before.items() if count}
         is_early = seen.is_early if seen.is_early is not None else step == 0

@@ -98,9 +98,7 @@ class LogShipper:
         """Continue from what the supervisor has. All files of this node are measured once."""
         self._received_bytes = dict(offsets.files)
         # What was truncated before it had arrived is lost.
-        self._start_offsets = {
-            path: min(at, offsets.files.get(path, 0)) for path, at in self._start_offsets.items()
-        }
+        self._start_offsets = {path: min(at, offsets.files.get(path, 0)) for path, at in self._start_offsets.items()}
         self._sent_bytes = self._acked_bytes = 0
         self._unacked.clear()
         self._files.clear()
@@ -202,9 +200,7 @@ class LogShipper:
         index = file.path.removesuffix(".log") + ".idx"
         self._dropped.add(index)
         self._files.pop(index, None)
-        what = (
-            f"has {size_bytes} bytes, but {file.sent_bytes - self._start_offsets.get(file.path, 0)} were sent"
-        )
+        what = f"has {size_bytes} bytes, but {file.sent_bytes - self._start_offsets.get(file.path, 0)} were sent"
         if file.path not in self._start_offsets or file.path.endswith(".idx"):
             self._stop_sending(file, what)
             return

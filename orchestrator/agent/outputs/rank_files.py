@@ -25,8 +25,8 @@ SHARED_RANKS_MAX = 64
 
 @dataclass(slots=True)
 class RankFiles:
-    """The files by their absolute paths. `written`: the step at which each was written last; `made`: those that were not
-    there before; `read`: those that were read before the first step, in the order of their last reading. `place`: returns where a
+    """The files by their absolute paths. `written`: the step at which each was written last; `created`: those that were not
+    there before; `read`: those that were read before the first step, in the order of their last reading. `resolve`: returns where a
     file lies."""
 
     resolve: Callable[[str], str] = str
@@ -80,9 +80,7 @@ def find_shared_files(job: JobDir) -> tuple[str, ...]:
         return ()
     with contextlib.suppress(ClusterError):  # the home cannot be read
         others = [other for other in home.unfinished_jobs(job.root.parents[1]) if other.id != job.id]
-        shared_by_job = {
-            other.id: min(written & _find_external_writes(other), default="") for other in others
-        }
+        shared_by_job = {other.id: min(written & _find_external_writes(other), default="") for other in others}
     return tuple(
         f"{name} is running, too, and writes the same file, {file}; fix: give each job a folder of its own"
         for name, file in shared_by_job.items()

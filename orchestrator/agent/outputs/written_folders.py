@@ -116,9 +116,7 @@ class WrittenFolders:
     def _folder_use(self, folder: str) -> FolderUse:
         if folder in self._written:
             return FolderUse.WRITTEN
-        return (
-            FolderUse.PREEXISTING if self._is_beginning or folder in self._preexisting else FolderUse.CREATED
-        )
+        return FolderUse.PREEXISTING if self._is_beginning or folder in self._preexisting else FolderUse.CREATED
 
     def _list_folder(self, folder: str, found: tree.Tree) -> _Listing:
         """Return what counts of a folder. Raises OSError. A second change in the same tick of the clock leaves the folder's time as

@@ -22,12 +22,7 @@ from orchestrator.agent.numbers.rank_metrics import NodeMetrics
 from orchestrator.agent.outputs.checkpoint_scanner import CheckpointScanner, Hasher
 from orchestrator.agent.outputs.log_shipper import LogShipper
 from orchestrator.agent.process.attempt import NodeAttempt
-from orchestrator.agent.process.lost_supervisor import (
-    AgentFence,
-    LostSupervisor,
-    NewerAllocation,
-    no_contact_s_max,
-)
+from orchestrator.agent.process.lost_supervisor import AgentFence, LostSupervisor, NewerAllocation, no_contact_s_max
 from orchestrator.agent.process.supervisor_link import SupervisorLink
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal
@@ -164,11 +159,7 @@ class Agent:
 
     def _hello(self, pending: int) -> reports.Hello:
         ranks, ready = self._ranks, self._preparation.ready
-        seen = (
-            tuple(observations.ReportedRank(p.rank, p.pid, p.exited) for p in ranks.processes)
-            if ranks
-            else ()
-        )
+        seen = tuple(observations.ReportedRank(p.rank, p.pid, p.exited) for p in ranks.processes) if ranks else ()
         self._beat_due_s = 0.0
         self._wake.set()
         self._shipper.pause()
@@ -239,9 +230,7 @@ class Agent:
 
     def _new_attempt(self, number: int) -> NodeAttempt:
         starter, tag = self._preparation.starter, self._config.tag
-        ranks = NodeRanks(
-            number, self._job, self._config.node, starter=starter, metrics=self._numbers, tag=tag
-        )
+        ranks = NodeRanks(number, self._job, self._config.node, starter=starter, metrics=self._numbers, tag=tag)
         return NodeAttempt(ranks, self._scanner, self._link.report, self._note)
 
     def _begin_attempt(self, attempt: NodeAttempt) -> None:
@@ -265,9 +254,7 @@ class Agent:
         ) or self._preparation.ready.attempt != order.attempt:
             return
         prepared, attempt = self._preparation, script_attempt or self._new_attempt(order.attempt)
-        trainer_settings = self._numbers.reports.settings(
-            self._job.node(self._config.node), prepared.layers.given
-        )
+        trainer_settings = self._numbers.reports.settings(self._job.node(self._config.node), prepared.layers.given)
         evidence = self._job.evidence(order.attempt)
         interface = order.interface or ("lo" if order.address == "127.0.0.1" else "")
         environment = prepared.environment(interface, evidence, trainer_settings)
@@ -358,9 +345,7 @@ class Agent:
                 self._scanner.scan(ranks, now_s)
             no_contact_s = self._fence.exceeded_s(ranks, self._link.proved_at, self._link.connected_at, now_s)
             if no_contact_s is not None:
-                self._note(
-                    f"no contact and no step for {no_contact_s:.0f} s: stopping attempt {ranks.attempt}"
-                )
+                self._note(f"no contact and no step for {no_contact_s:.0f} s: stopping attempt {ranks.attempt}")
                 ranks.stop(0.0, "fenced" if attempt.is_alive else "ended")
         if ranks.goal is RanksGoal.STOP and self._continue_stop(ranks, now_s):
             self._finish_attempt(attempt)

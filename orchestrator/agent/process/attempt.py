@@ -54,9 +54,7 @@ class NodeAttempt:
             raise
         how = ranks.starter.description
         self._note(", ".join([*(f"rank {p.rank} is pid {p.pid}" for p in ranks.processes), how]))
-        self._report(
-            reports.Started(ranks.attempt, tuple(p.pid for p in ranks.processes), how, ranks.starter.forks)
-        )
+        self._report(reports.Started(ranks.attempt, tuple(p.pid for p in ranks.processes), how, ranks.starter.forks))
 
     @property
     def has_script(self) -> bool:

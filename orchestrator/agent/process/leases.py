@@ -106,11 +106,7 @@ def acquire(needs: LeaseNeeds, requester: LeaseHolder, capacity: LeaseCapacity) 
     """Lease what is needed, all or nothing. Raises RequestFailed, which names the holders of what is missing."""
     if not needs.gpus and not needs.slots:
         return Leases(requester, (), ())
-    return (
-        _lease_gpus(needs.gpus, requester, capacity)
-        if needs.gpus
-        else _lease_slots(needs, requester, capacity)
-    )
+    return _lease_gpus(needs.gpus, requester, capacity) if needs.gpus else _lease_slots(needs, requester, capacity)
 
 
 def list_held(capacity: LeaseCapacity, text: str) -> tuple[HeldLeases, ...]:
@@ -155,9 +151,7 @@ def _lease_gpus(count: int, requester: LeaseHolder, capacity: LeaseCapacity) -> 
     if free < count:
         things = [f"GPU {names[name].id}" for name in taken]
         holders = dict(zip(things, _holders(taken, capacity.prefix), strict=True))
-        raise _busy_failure(
-            f"{format_count(count, 'GPU')} wanted, {free} of {len(gpus)} free", holders, requester
-        )
+        raise _busy_failure(f"{format_count(count, 'GPU')} wanted, {free} of {len(gpus)} free", holders, requester)
     return Leases(requester, tuple(names[name].id for name in bound), tuple(bound.values()))
 
 
@@ -263,9 +257,7 @@ def _busy_failure(what: str, holders: dict[str, LeaseHolder | None], requester: 
     reasons = [f"{_format_names(names)} held by {holder}" for holder, names in things.items()]
     own_holder = next((holder for holder in things if holder.job == requester.job), None)
     if own_holder is not None:  # waiting does not help
-        reasons.append(
-            f"this job already holds them as {own_holder.node}: name each machine once in the list of hosts"
-        )
+        reasons.append(f"this job already holds them as {own_holder.node}: name each machine once in the list of hosts")
     return RequestFailed("lease", "; ".join([what, *reasons]), "orch tries again when they are free", "busy")
 
 
@@ -280,11 +272,7 @@ def _group_by_holder(holders: dict[str, LeaseHolder | None]) -> dict[LeaseHolder
 def _format_names(names: Sequence[str]) -> str:
     """Return `slot 3` for one name, `slots 0-3` for three or more in a row, else a list."""
     kind, ids = names[0].partition(" ")[0], [name.partition(" ")[2] for name in names]
-    in_row = (
-        len(ids) > 2
-        and all(number.isdigit() for number in ids)
-        and int(ids[-1]) - int(ids[0]) == len(ids) - 1
-    )
+    in_row = len(ids) > 2 and all(number.isdigit() for number in ids) and int(ids[-1]) - int(ids[0]) == len(ids) - 1
     return f"{kind}{'s' if len(ids) > 1 else ''} {f'{ids[0]}-{ids[-1]}' if in_row else ', '.join(ids)}"
 
 

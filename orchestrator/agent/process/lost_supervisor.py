@@ -56,24 +56,17 @@ class AgentFence:
         """Take the times that the supervisor orders."""
         self._contact_timeout_s, self._startup_timeout_s = order.quiet_s, order.alone_s
 
-    def exceeded_s(
-        self, ranks: NodeRanks, proved_at: float, connected_at: float, now_s: float
-    ) -> float | None:
+    def exceeded_s(self, ranks: NodeRanks, proved_at: float, connected_at: float, now_s: float) -> float | None:
         """Return the time (s) without contact and step if it is over the limit, else None.
 
         A supervisor that was connected since is not disconnected: it may know of that connection, though no contact was proved.
         """
-        if (
-            self._contact_timeout_s is None
-            or now_s - max(proved_at, ranks.progress_at) <= self._contact_timeout_s
-        ):
+        if self._contact_timeout_s is None or now_s - max(proved_at, ranks.progress_at) <= self._contact_timeout_s:
             return None
         ranks.heartbeats()  # this process may have been stopped while its ranks kept running
         no_contact_s = now_s - max(proved_at, ranks.progress_at)
         longer_s = (
-            self._disconnected_timeout_s
-            if ranks.progress_at - max(proved_at, connected_at) > DISCONNECTED_S
-            else 0.0
+            self._disconnected_timeout_s if ranks.progress_at - max(proved_at, connected_at) > DISCONNECTED_S else 0.0
         )
         limit_s = max(self._contact_timeout_s, longer_s if ranks.last_step_ns() else self._startup_timeout_s)
         return no_contact_s if no_contact_s > limit_s else None
@@ -168,9 +161,7 @@ class LostSupervisor:
             return
         refusal = scontrol.run_scontrol("requeue", self._job_id)[1]
         outcome = f"cannot be requeued: {refusal}" if refusal else "is requeued"
-        self._note(
-            f"{job['BatchHost']} is lost, and the supervisor with it: Slurm job {self._job_id} {outcome}"
-        )
+        self._note(f"{job['BatchHost']} is lost, and the supervisor with it: Slurm job {self._job_id} {outcome}")
 
 
 def _start_thread(target: Callable[[], None], name: str) -> threading.Thread | None:

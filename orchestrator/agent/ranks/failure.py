@@ -95,11 +95,7 @@ def _merge_inner(error: Failure, inner: Failure | None) -> Failure:
     if inner is not None:
         message = f"{inner.message.strip()}\n{error.message}"
         error = replace(error, type=inner.type, message=message, where=inner.where or error.where)
-    size = (
-        f"/dev/shm has {shutil.disk_usage('/dev/shm').total >> 20:,} MiB"
-        if _SHM.search(error.message)
-        else ""
-    )
+    size = f"/dev/shm has {shutil.disk_usage('/dev/shm').total >> 20:,} MiB" if _SHM.search(error.message) else ""
     return replace(error, message=_SHM.sub(rf"\g<0> ({size})", _ESCAPE.sub("", error.message), count=1))
 
 
@@ -108,9 +104,7 @@ def _name_child_error(error: Failure | None, folder: Path, pid: int, log: Path) 
     in another process, else the one printed before it."""
     if error is None or not _CHILD.search(f"{error.type}: {error.message}"):
         return error
-    paths = sorted(
-        set(folder.glob(ERROR_FILE.format("*"))) - {folder / ERROR_FILE.format(pid)}, key=_mtime_ns
-    )
+    paths = sorted(set(folder.glob(ERROR_FILE.format("*"))) - {folder / ERROR_FILE.format(pid)}, key=_mtime_ns)
     noted = [found for path in paths if (found := _read_error(path))]
     log_before = _RANK_PREFIX.sub("", _read_tail(log)).partition(error.traceback[:LINE_CHARS_MAX])[0]
     if (child := noted[-1] if noted else parse_traceback(log_before)) is None:
@@ -181,9 +175,7 @@ def find_traceback(log: Path) -> Failure | None:
 def find_watchdog_line(log: Path) -> Failure | None:
     """Return the line that the process wrote to `log` before it aborted, as a failure without a type, or None."""
     lines = [
-        line.strip().removeprefix("what():").strip()
-        for line in _read_tail(log).splitlines()
-        if _WATCHDOG.search(line)
+        line.strip().removeprefix("what():").strip() for line in _read_tail(log).splitlines() if _WATCHDOG.search(line)
     ]
     return Failure("", lines[0][:MESSAGE_CHARS_MAX], "", None) if lines else None
 
@@ -266,9 +258,7 @@ def parse_traceback(text: str) -> Failure | None:
             body = "\n".join(lines[: number + 1])
             found = _FRAME.findall(body)
             where = _users_place([Frame(file, int(row), function) for file, row, function in found[::-1]])
-            message = last.group(2) or next(
-                (one.strip() for one in lines[number + 1 :] if one.startswith("  ")), ""
-            )
+            message = last.group(2) or next((one.strip() for one in lines[number + 1 :] if one.startswith("  ")), "")
             return Failure(last.group(1), message, body[-TRACEBACK_CHARS_MAX:], where)
     return None
 

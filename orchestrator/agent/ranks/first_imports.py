@@ -83,9 +83,7 @@ def parse_top_imports(text: bytes) -> tuple[Import, ...]:
                 case ast.Import():
                     imports += [Import(alias.name) for alias in node.names]
                 case ast.ImportFrom(module=str(module), level=0):
-                    imports.append(
-                        Import(module, tuple(alias.name for alias in node.names if alias.name != "*"))
-                    )
+                    imports.append(Import(module, tuple(alias.name for alias in node.names if alias.name != "*")))
                 case ast.Expr(ast.Constant()):
                     pass  # a docstring
                 case _:

@@ -117,8 +117,7 @@ class FlightRecord:
             ranks = members.get(last.group, all_ranks)
             ago_s = max(0.0, (now_ns - last.created_ns) / 1e9)
             earlier = tuple(
-                observations.EnteredCollective(entry.number, entry.what, entry.shape)
-                for entry in before[-EARLIER_MAX:]
+                observations.EnteredCollective(entry.number, entry.what, entry.shape) for entry in before[-EARLIER_MAX:]
             )
             collective = observations.Collective(
                 last.group, last.label, ranks, last.number, last.what, last.shape, ago_s, last.done, earlier, last.limit_s
@@ -137,7 +136,7 @@ class WorkerServerClient:
         self._lock = threading.Lock()  # one query at a time: torch has two threads to answer
 
     def start_query(self, threads_pid: int | None = None) -> Future[FlightRecord]:
-        """Start a query in a thread of its own that ends by itself. `python_of`: the process to ask also for the stacks of all
+        """Start a query in a thread of its own that ends by itself. `threads_pid`: the process to ask also for the stacks of all
         Python threads, and so whether Python code runs; 0 for the process with the longest trace."""
         answer: Future[FlightRecord] = Future()
 

@@ -257,7 +257,7 @@ class NodeRanks:
                 _signal(pid, self.signum)
 
     def continue_stop(self, kept_pids: set[int]) -> bool:
-        """Continue a stop; return True when no process of the attempt is left. `spared` pids are not killed, and resource
+        """Continue a stop; return True when no process of the attempt is left. `kept_pids` pids are not killed, and resource
         trackers not before they had time to do their work.
 
         Processes that a rank and its scripts leave behind are signalled to end then. A shell with a trap may end before its script.

@@ -72,7 +72,7 @@ class RankCall:
     argv: tuple[str, ...]
     cwd: Path
     env: dict[str, str] = field(repr=False)
-    # Those of the process that has called, see `spawn.limits_of`
+    # Those of the process that has called, see `spawn.read_limits`
     limits: tuple[tuple[Any, ...], ...] = ()
 
     def rank_argv(self, local_rank: int, more: tuple[str, ...]) -> tuple[str, ...]:
@@ -125,14 +125,14 @@ class NodeEnvironment:
 
     def build_env(self, rank_variables: Mapping[str, str], rank: int = 0) -> dict[str, str]:
         """Return the environment of a rank: of two layers that set a variable the later one wins. Without variables of its
-        `own` it is that of the template that ranks are forked from.
+        `rank_variables` it is that of the template that ranks are forked from.
 
         | layer | whose it is |
         |---|---|
         | `settings` | orch decides them, where nothing else sets them |
         | `layers.given` | the host, the job, the node, the setup lines |
         | share | of the cores that Slurm has given the node |
-        | `own` | torchrun's contract, and orch's variables |
+        | `rank_variables` | torchrun's contract, and orch's variables |
         | hook | orch: in front of PYTHONPATH |
         """
         env = {
@@ -166,6 +166,4 @@ class NodeEnvironment:
         }
         log = at.job.rank_log(at.attempt, rank)
         limits = call.limits if call is not None else ()
-        return RankStart(
-            rank, local_rank, spawn.Program(argv, self.build_env(rank_variables, rank), cwd, log, limits)
-        )
+        return RankStart(rank, local_rank, spawn.Program(argv, self.build_env(rank_variables, rank), cwd, log, limits))

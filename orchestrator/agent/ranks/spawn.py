@@ -30,7 +30,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program to run; `output` is opened for appending; `limits`: see `limits_of`, empty: those of the agent."""
+    """A program to run; `output` is opened for appending; `limits`: see `read_limits`, empty: those of the agent."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -64,7 +64,7 @@ def start(program: Program) -> int:
 
 def read_limits(pid: int) -> tuple[tuple[Any, ...], ...]:
     """Return what a process hands on to those that it starts, besides its variables: umask, niceness, processors and resource
-    limits, as `template.take` takes them. Raises OSError, ValueError when it is gone."""
+    limits, as `template.apply_limits` takes them. Raises OSError, ValueError when it is gone."""
     _, _, rest = procfs.read_text(Path(f"/proc/{pid}/status")).partition("\nUmask:")
     return (
         ("umask", int(rest.partition("\n")[0], 8)),
@@ -83,9 +83,7 @@ def reap() -> Iterator[tuple[int, int]]:
             return
         if pid == 0:
             return
-        if not (
-            os.WIFSTOPPED(status) and os.WSTOPSIG(status) == signal.SIGTRAP
-        ):  # halted by `ptrace` for a moment
+        if not (os.WIFSTOPPED(status) and os.WSTOPSIG(status) == signal.SIGTRAP):  # halted by `ptrace` for a moment
             yield pid, status
 
 

@@ -14,9 +14,7 @@ from pathlib import Path
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.status_types import Frame
 
-LIBRARY = re.compile(
-    r"/site-packages/|/dist-packages/|/lib(64)?/python3[^/]*/|^<|/torch/(distributed|nn|autograd)/"
-)
+LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib(64)?/python3[^/]*/|^<|/torch/(distributed|nn|autograd)/")
 """Files that are not the user's: installed packages, the standard library, frozen modules."""
 
 ORCH_FILES = re.compile(r"/nodes/[^/]+/template/|/hook/(sitecustomize\.py$|_orch_hook/)")
@@ -25,9 +23,7 @@ ORCH_FILES = re.compile(r"/nodes/[^/]+/template/|/hook/(sitecustomize\.py$|_orch
 FRAMES_MAX = 100
 """Frames kept of one thread; `faulthandler` itself writes at most as many."""
 
-_HEAD = re.compile(
-    r"(Current thread|Thread|Stack)(?: 0x([0-9a-f]+))?(?: \[(.*)\])? \(most recent call first\)"
-)
+_HEAD = re.compile(r"(Current thread|Thread|Stack)(?: 0x([0-9a-f]+))?(?: \[(.*)\])? \(most recent call first\)")
 _FRAME = re.compile(r'\s+File "(.*)", line (\d+|\?+)(?: in (.*))?')
 CUT_MARK = "..."
 """The last line of a dump with more than 100 threads, which shows the youngest of them."""
@@ -79,9 +75,7 @@ def format_traceback(threads: Iterable[ThreadStack], source: Callable[[Frame], s
     lines = []
     for thread in threads:
         head = "Current thread" if thread.current else "Thread"
-        whose = " ".join(
-            filter(None, (f"{head} 0x{thread.ident:x}" if thread.ident else "Stack", thread.name))
-        )
+        whose = " ".join(filter(None, (f"{head} 0x{thread.ident:x}" if thread.ident else "Stack", thread.name)))
         lines.append(f"{whose} (most recent call last):")
         for frame in reversed(thread.frames):
             lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')

@@ -3,7 +3,7 @@
 A step is one of the script's loop, in which several optimizers may step (`hook.steps.ScriptSteps`). The file has a row for
 each step of any optimizer.
 
-Read from the step file, in which the rank's hook counts. The agent makes the file (`create`) before the rank starts;
+Read from the step file, in which the rank's hook counts. The agent makes the file (`create_step_file`) before the rank starts;
 the hook writes it through a mapping, and `hook/layout.py` states its layout. Writer and reader share memory without a lock:
 the time of a step and its counts are in the ring before the step is counted, so what is counted can be read.
 """
@@ -227,9 +227,7 @@ class StepCounter:
                 [b - a for a, b in zip(before.counts, after.counts, strict=True)]
                 for before, after in itertools.pairwise(own)
             ]
-            changes.update(
-                entry for entry, (a, b) in zip(own[2:], itertools.pairwise(grown), strict=True) if a != b
-            )
+            changes.update(entry for entry, (a, b) in zip(own[2:], itertools.pairwise(grown), strict=True) if a != b)
         last_changes = [entry for entry in entries if entry in changes][-HISTORY_COUNTS_MAX:]
         return tuple(dict.fromkeys((*entries[:1], *last_changes, *entries[-1:])))
 
@@ -290,9 +288,7 @@ def _read_groups(file: Path, generation: int) -> tuple[ProcessGroup, ...] | None
         if data["generation"] != generation:
             return None
         return tuple(
-            ProcessGroup(
-                str(item["name"]), str(item["label"]), tuple(map(int, item["ranks"])), int(item["column"])
-            )
+            ProcessGroup(str(item["name"]), str(item["label"]), tuple(map(int, item["ranks"])), int(item["column"]))
             for item in data["groups"]
         )
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,6 +1,6 @@
 """Template of a node's ranks: a process that has imported what ranks import first, and forks each rank.
 
-Run by the job's own Python with the environment that the ranks of the node share. `warm.py` is the agent's side; they talk
+Run by the job's own Python with the environment that the ranks of the node share. `warm_start.py` is the agent's side; they talk
 over a socket of packets, one JSON object each: what to import, then the template's `ready` or `fresh`, then for each order of a
 rank `pid` or `error`.
 
@@ -118,7 +118,7 @@ def become_rank(order: "dict[str, Any]", arm: "ModuleType", ahead: "ModuleType")
 
 
 def apply_limits(limits: "Sequence[Sequence[Any]]") -> None:
-    """Take limits that `spawn.limits_of` has read: each is a function of `os` or `resource`, and what it is called with."""
+    """Take limits that `spawn.read_limits` has read: each is a function of `os` or `resource`, and what it is called with."""
     import resource
 
     for name, *values in limits:
@@ -228,9 +228,7 @@ def main() -> None:
     socket_fd = int(sys.argv[1])
     vars(ahead).update(AT_START=AT_START, SOCKET_FD=socket_fd)
     line = socket.socket(fileno=socket_fd)
-    sys.path[:] = [
-        entry for entry in sys.path if entry not in (folder, os.path.realpath(folder), sys.argv[2])
-    ]
+    sys.path[:] = [entry for entry in sys.path if entry not in (folder, os.path.realpath(folder), sys.argv[2])]
     request = json.loads(line.recv(PACKET_BYTES_MAX))
     own, sys.argv[:] = request["own"], request["argv"]
     fixed: list[tuple[str, list[str]]] = [(module, []) for module in request["modules"]]

@@ -57,9 +57,7 @@ def read_source(argv: tuple[str, ...], cwd: Path, *, has_stepped: bool) -> first
     """
     source = first_imports.read_program(argv, cwd)
     if source.sets_variable:
-        raise ValueError(
-            f"{source.script.name} sets {source.sets_variable}, which torch may read when it is imported"
-        )
+        raise ValueError(f"{source.script.name} sets {source.sets_variable}, which torch may read when it is imported")
     if not (source.imports_torch or has_stepped):
         raise ValueError(f"{source.script.name} does not import torch")
     return source
@@ -262,9 +260,7 @@ class RankStarter:
         self._template = Template(Path(), (), {}, Path())  # that was never begun
         self.has_stepped = False
 
-    def prepare(
-        self, argv: tuple[str, ...], env: Mapping[str, str], job: JobDir, node: str, cwd: Path
-    ) -> None:
+    def prepare(self, argv: tuple[str, ...], env: Mapping[str, str], job: JobDir, node: str, cwd: Path) -> None:
         """Begin a template for ranks that will run `argv` in `cwd`, unless there is one or it could not take their place."""
         previous = self._template
         same = (previous.argv[:2], previous.env, previous.cwd) == (argv[:2], env, cwd)

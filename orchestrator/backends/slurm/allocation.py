@@ -88,7 +88,7 @@ class SlurmAllocation:
     """The allocation that this process runs in; see `backends.api.Allocation`."""
 
     def __init__(self, job: JobDir, grant: Grant, notice_s: float, wake: Callable[[], None]) -> None:
-        """`announced_s`: how long before the time limit, at the earliest, Slurm sends USR1; `wake` is called, from any
+        """`notice_s`: how long before the time limit, at the earliest, Slurm sends USR1; `wake` is called, from any
         thread, when `endings` has something to return."""
         self._grant = grant
         self._notice_s = notice_s
@@ -118,7 +118,7 @@ class SlurmAllocation:
         return [address.ip for address in interfaces.list_addresses()] or [socket.gethostname()]
 
     def watch_signals(self, earlier_signals: str) -> None:
-        """Take Slurm's signals for hints, and check at once; `came_before` names those that the batch script received
+        """Take Slurm's signals for hints, and check at once; `earlier_signals` names those that the batch script received
         before this process began."""
         signal.signal(signal.SIGUSR1, lambda signum, frame: self._hint(_LIMIT))
         signal.signal(signal.SIGTERM, lambda signum, frame: self._hint(_END))
@@ -184,9 +184,7 @@ class SlurmAllocation:
     def _find_limit_end(self, job: end_causes.SlurmJobInfo | None) -> AllocationEnd | None:
         ending = end_causes.find_limit_end(job, self._notice_s)
         if ending is None:
-            print(
-                "a USR1 came long before the time limit: Slurm has not sent it, and it is ignored", flush=True
-            )
+            print("a USR1 came long before the time limit: Slurm has not sent it, and it is ignored", flush=True)
         return ending
 
     def _read_output(self) -> list[str]:

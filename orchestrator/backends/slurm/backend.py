@@ -121,9 +121,7 @@ class SlurmBackend(Backend):
         for config in configs:
             self._configs[config.node] = config
             if config.node not in nodes:
-                self._fail(
-                    config.node, LaunchError("srun", "not in this allocation", "", Retryable.PERMANENT)
-                )
+                self._fail(config.node, LaunchError("srun", "not in this allocation", "", Retryable.PERMANENT))
         if not nodes:
             return
         self._number += 1
@@ -253,9 +251,7 @@ class NoAllocation(Backend):
         return "its allocation is over"
 
 
-def create_backend(
-    job: JobDir, environ: Mapping[str, str], options: Sequence[str]
-) -> SlurmBackend | NoAllocation:
+def create_backend(job: JobDir, environ: Mapping[str, str], options: Sequence[str]) -> SlurmBackend | NoAllocation:
     """Return the backend of the allocation that this process is in; `options`: those that sbatch was given. Raises
     NotOursError."""
     grant = find_grant(job, environ)

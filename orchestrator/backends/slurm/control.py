@@ -62,9 +62,7 @@ def _describe_shortage(names: str, job: Mapping[str, str]) -> str:
     try:
         remaining = int(total) - len(set(expand(names)))
         return (
-            f"{remaining} of {total} nodes would be left, and the job takes {needed}"
-            if remaining < int(needed)
-            else ""
+            f"{remaining} of {total} nodes would be left, and the job takes {needed}" if remaining < int(needed) else ""
         )
     except ValueError:
         return ""

@@ -75,11 +75,7 @@ def parse_job(fields: Mapping[str, str]) -> SlurmJobInfo | None:
 def _parse_time_s(fields: Mapping[str, str], name: str) -> float | None:
     """Return a time in seconds, of a clock without a zone: only differences between two such times mean anything."""
     try:
-        return (
-            datetime.datetime.fromisoformat(fields.get(name, ""))
-            .replace(tzinfo=datetime.timezone.utc)
-            .timestamp()
-        )
+        return datetime.datetime.fromisoformat(fields.get(name, "")).replace(tzinfo=datetime.timezone.utc).timestamp()
     except ValueError:  # `Unknown`, `None`
         return None
 

@@ -164,16 +164,10 @@ class SrunStep:
     @property
     def faulty_nodes(self) -> list[str]:
         """The nodes that failed for a reason of their own; the other nodes of such a step are innocent."""
-        return [
-            node
-            for node in self.nodes_in(TaskState.FAILED)
-            if self.tasks[node].message or len(self.nodes) == 1
-        ]
+        return [node for node in self.nodes_in(TaskState.FAILED) if self.tasks[node].message or len(self.nodes) == 1]
 
 
 def _explain_exit(message: str) -> str:
     code = _EXIT.fullmatch(message)
     why = command_output.start_failure_text(code[1]) if code is not None else ""
-    return (
-        f"no program could be started there: {why}; its {message[0].lower()}{message[1:]}" if why else message
-    )
+    return f"no program could be started there: {why}; its {message[0].lower()}{message[1:]}" if why else message

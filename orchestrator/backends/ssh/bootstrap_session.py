@@ -136,7 +136,7 @@ class BootstrapSession:
         self._deadline_s = min(self.clocks.monotonic() + self._limit_s, self._end_s)
 
     def expect(self, reply_type: type[T]) -> T:
-        """Return the next reply, which must be `wanted`; send the blobs that the host asks for. Raises LaunchError."""
+        """Return the next reply, which must be `reply_type`; send the blobs that the host asks for. Raises LaunchError."""
         return self.expect_either(reply_type, reply_type)
 
     def expect_either(self, first: type[T], second: type[U]) -> T | U:
@@ -236,9 +236,7 @@ class BootstrapSession:
 
     # Failures.
 
-    def _stage_error(
-        self, reason: str, fix: str = "", trouble: Retryable = Retryable.TRANSIENT
-    ) -> LaunchError:
+    def _stage_error(self, reason: str, fix: str = "", trouble: Retryable = Retryable.TRANSIENT) -> LaunchError:
         return LaunchError(self._stage, reason + self._evidence(), fix, trouble)
 
     def _timeout_error(self) -> LaunchError:

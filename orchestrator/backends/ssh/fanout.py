@@ -41,9 +41,7 @@ SHOWN_MAX = 8
 T = TypeVar("T")
 
 
-def fan_out(
-    hosts: Sequence[str], task: Callable[[str], T], limit_s: float, at_once: int
-) -> dict[str, T | LaunchError]:
+def fan_out(hosts: Sequence[str], task: Callable[[str], T], limit_s: float, at_once: int) -> dict[str, T | LaunchError]:
     """Return each host's result, in the order of the hosts. What a visit raises is raised here."""
     results: dict[str, T | LaunchError] = {}
     done: queue.SimpleQueue[tuple[str, T | BaseException]] = queue.SimpleQueue()
@@ -58,9 +56,7 @@ def fan_out(
 
     for host in dict.fromkeys(hosts):
         threading.Thread(target=work, args=(host,), daemon=True).start()
-        results[host] = LaunchError(
-            "connect", f"no answer within {limit_s:g} s", "check the host, or try again"
-        )
+        results[host] = LaunchError("connect", f"no answer within {limit_s:g} s", "check the host, or try again")
     for _ in range(len(results)):
         try:
             host, result = done.get(timeout=max(0.0, deadline_s - time.monotonic()))
@@ -83,7 +79,7 @@ def run_on_each(
 ) -> dict[str, T | LaunchError]:
     """Run `work` on each host over a connection of its own; return its results, or why it failed, in the hosts' order.
 
-    `at_once`: the number of concurrent hosts; `failed` is called on a failure at once, in the host's own thread.
+    `at_once`: the number of concurrent hosts; `on_failure` is called on a failure at once, in the host's own thread.
     """
     import paramiko
 
@@ -159,16 +155,12 @@ def _count_host_gpus(connection: Connection, host: str) -> int:
     if status == "0":
         return len(gpus.parse_gpu_list("\n".join(lines)))
     last = " ".join(line for line in lines[-3:] if not line.startswith("orch-gpus"))[-OUTPUT_CHARS_MAX:]
-    raise LaunchError(
-        "shell", f"nvidia-smi fails: {last or 'no reason given'}", "fix the driver", Retryable.PERMANENT
-    )
+    raise LaunchError("shell", f"nvidia-smi fails: {last or 'no reason given'}", "fix the driver", Retryable.PERMANENT)
 
 
 def format_failures(results: Mapping[str, object]) -> str:
     """Return the hosts that failed, a line each with its fix."""
     failed = [(host, result) for host, result in results.items() if isinstance(result, LaunchError)]
-    lines = [
-        f"  {host}: {err}" + (f"\n    fix: {err.fix}" if err.fix else "") for host, err in failed[:SHOWN_MAX]
-    ]
+    lines = [f"  {host}: {err}" + (f"\n    fix: {err.fix}" if err.fix else "") for host, err in failed[:SHOWN_MAX]]
     more = len(failed) - SHOWN_MAX
     return "\n".join([*lines, *([f"  and {more} more"] if more > 0 else [])])

@@ -141,9 +141,7 @@ def redirect_agent(
         return session.expect(w.AgentStatus)
 
 
-def clean_up(
-    line: HostConnection, launcher: Launcher, root: str, job: str, clocks: Clocks = CLOCKS
-) -> w.CleanedUp:
+def clean_up(line: HostConnection, launcher: Launcher, root: str, job: str, clocks: Clocks = CLOCKS) -> w.CleanedUp:
     """End the leftover processes of an ended job on a host, and remove its folder there. Raises LaunchError."""
     with _open_session(line, launcher, w.CleanUp(root, launcher.blob, job), clocks) as session:
         _await_python(session)

@@ -22,7 +22,7 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding; without nodes it is about all of them. Until it is `shown`, `found` does not begin with their names.
+    """One finding; without nodes it is about all of them. Until it is `finalize`, `found` does not begin with their names.
     `exit_code`: what it makes of a command."""
 
     severity: Severity

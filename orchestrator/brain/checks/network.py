@@ -55,9 +55,7 @@ def find_slow_links(links: Mapping[Pair, Link]) -> list[Pair]:
         return []
     rate, rtt_s = medians(working.values())
     late_s = max(rtt_s * LATE_FACTOR, rtt_s + LATE_S_MIN)
-    return [
-        pair for pair, link in working.items() if link.bytes_per_s * SLOW_FACTOR < rate or link.rtt_s > late_s
-    ]
+    return [pair for pair, link in working.items() if link.bytes_per_s * SLOW_FACTOR < rate or link.rtt_s > late_s]
 
 
 def _working_links(links: Mapping[Pair, Link]) -> dict[Pair, Link]:
@@ -75,9 +73,7 @@ def findings(links: Mapping[Pair, Link], pairs_left: int) -> Iterator[Finding]:
     yield from _find_cut_links(links)
     yield from _find_slow(links)
     if pairs_left:
-        yield note(
-            "network", (), f"{pairs_left} pairs of nodes were not measured: the time limit was reached"
-        )
+        yield note("network", (), f"{pairs_left} pairs of nodes were not measured: the time limit was reached")
 
 
 def _find_cut_links(links: Mapping[Pair, Link]) -> Iterator[Finding]:
@@ -104,9 +100,7 @@ def _cut_finding(nodes: Sequence[str], links: Mapping[Pair, Link], found: str) -
     others = any(any(link.faults[1:]) for link in links.values())
     why = next(fault for link in links.values() for fault in link.faults if fault)
     if rendezvous and others:
-        fix = (
-            "open the TCP ports between the nodes, or name a network that they share in rendezvous.interface"
-        )
+        fix = "open the TCP ports between the nodes, or name a network that they share in rendezvous.interface"
     elif rendezvous:
         found += " on the port of the rendezvous"
         fix = "open 20000 to 29999 between the nodes, or set rendezvous.port to one that is open"

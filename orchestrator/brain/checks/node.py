@@ -74,9 +74,7 @@ def check_code(name: str, program: ProgramFacts, has_setup: bool) -> Iterator[Fi
     """Yield what the ranks' Python says of the job's code. What setup lines or the code itself may still provide, when it
     is missing, is no error."""
     if program.syntax:
-        yield error(
-            "script", [name], program.syntax, f"fix the script, or use another Python than {program.python}"
-        )
+        yield error("script", [name], program.syntax, f"fix the script, or use another Python than {program.python}")
     for missing in program.missing[:MISSING_SHOWN_MAX]:
         found = f"{missing.file}:{missing.line}: no module named {missing.module}"
         if has_setup:
@@ -84,9 +82,7 @@ def check_code(name: str, program: ProgramFacts, has_setup: bool) -> Iterator[Fi
             yield warning("import", [name], f"{found}, before the setup lines", fix)
         elif program.changes_path:
             fix = "make sure that it is on that path"
-            yield warning(
-                "import", [name], f"{found}, unless {program.changes_path} makes it importable", fix
-            )
+            yield warning("import", [name], f"{found}, unless {program.changes_path} makes it importable", fix)
         else:
             fix = "install it there, or name another interpreter in python:"
             yield error("import", [name], found, fix)

@@ -81,19 +81,13 @@ def current_collective(inspection: RankInspection) -> Collective | None:
     ):
         return None
     last = min(inspection.collectives, key=lambda one: (one.entered_s, one.group))
-    return (
-        None
-        if inspection.why in NOT_COLLECTIVE or (inspection.mixed and not _is_in(last, inspection))
-        else last
-    )
+    return None if inspection.why in NOT_COLLECTIVE or (inspection.mixed and not _is_in(last, inspection)) else last
 
 
 def torch_limit_s(waiting: Sequence[RankInspection]) -> float:
     """Return for how long torch lets the waiting ranks wait: until the first of their time limits, which ends them all. 0 for
     no ranks; where no limit is reported, the default of gloo, or of NCCL for ranks with a GPU."""
-    reported = [
-        now.limit_s for now in map(current_collective, waiting) if now is not None and now.limit_s is not None
-    ]
+    reported = [now.limit_s for now in map(current_collective, waiting) if now is not None and now.limit_s is not None]
     defaults = [GLOO_LIMIT_S if inspection.gpu_use is None else NCCL_LIMIT_S for inspection in waiting]
     return min(reported or defaults, default=0.0)
 
@@ -114,9 +108,7 @@ def analyze(inspections: Mapping[int, RankInspection], ended: frozenset[int]) ->
         gaps += [gap] if gap is not None else []
     if gaps:
         return _find_root(gaps, waiting)
-    idle = [
-        rank for rank, inspection in inspections.items() if inspection.activity is Activity.WAITING_FOR_RANKS
-    ]
+    idle = [rank for rank, inspection in inspections.items() if inspection.activity is Activity.WAITING_FOR_RANKS]
     if not waiting or any(rank not in waiting for rank in idle) or ended:
         return Undetermined()
     whole = all(now.ranks and waiting.keys() >= set(now.ranks) for now in waiting.values())
@@ -132,14 +124,10 @@ def _number(key: Key, rank: int, inspections: Mapping[int, RankInspection]) -> i
     inspection = inspections.get(rank)
     if inspection is None or not inspection.collectives:
         return None
-    return max(
-        (collective.number for collective in inspection.collectives if _key(collective) == key), default=0
-    )
+    return max((collective.number for collective in inspection.collectives if _key(collective) == key), default=0)
 
 
-def _sides(
-    key: Key, waits: Mapping[int, Collective], inspections: Mapping[int, RankInspection]
-) -> tuple[Side, ...]:
+def _sides(key: Key, waits: Mapping[int, Collective], inspections: Mapping[int, RankInspection]) -> tuple[Side, ...]:
     """Return which ranks have entered which collective of a group, at the highest number entered; or at the number in
     which the last of those ranks are seen to wait, which others have left."""
     waiting = {rank: now for rank, now in waits.items() if _key(now) == key}
@@ -149,9 +137,7 @@ def _sides(
         kinds: dict[tuple[str, str], list[int]] = {}
         entered = {rank: one for rank, now in waiting.items() if (one := _as_number(now, number)) is not None}
         for rank, one in entered.items():
-            kinds.setdefault(
-                (one.what, "" if one.what.startswith(VARIABLE_SHAPES) else one.shape), []
-            ).append(rank)
+            kinds.setdefault((one.what, "" if one.what.startswith(VARIABLE_SHAPES) else one.shape), []).append(rank)
         if len(kinds) > 1:
             sides = [Side(tuple(ranks), entered[ranks[0]]) for ranks in kinds.values()]
             return tuple(sorted(sides, key=lambda side: (len(side.ranks), -side.ranks[0])))
@@ -246,8 +232,7 @@ def describe_waiting(inspections: Mapping[int, RankInspection], answer: Analysis
             ages_s[place_text] = max(ages_s.get(place_text, 0.0), now.entered_s)
             limits[place_text] = "" if now.limit_s is None else f", time limit {now.limit_s:.0f} s"
     lines = [
-        f"{ranks_label(ranks)} {said}"
-        + (f", entered {ages_s[said]:.0f} s ago{limits[said]}" if said in ages_s else "")
+        f"{ranks_label(ranks)} {said}" + (f", entered {ages_s[said]:.0f} s ago{limits[said]}" if said in ages_s else "")
         for said, ranks in sorted(groups.items(), key=lambda one: -len(one[1]))
     ]
     if isinstance(answer, Missing):

@@ -78,21 +78,15 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
         return None
     culprits = [rank for rank in failed if not looks_like_victim(rank)]
     if culprits:
-        ended = _was_terminated(culprits[0]) and allocation.may_be_queue_action(
-            facts, culprits[0].died_at, deadlines
-        )
+        ended = _was_terminated(culprits[0]) and allocation.may_be_queue_action(facts, culprits[0].died_at, deadlines)
         return None if ended else _crash_verdict(facts, culprits[0], failed)
     if any(node.agent_loss for node in facts.nodes.values()):
         return None  # the lost node is the culprit, and has its own verdict
     first = min(failed, key=lambda rank: (not _ADDRESS_ERROR.search(_log_text(rank)), _is_gang_error(rank)))
-    is_rendezvous = _crash_kind(facts, first) is VerdictKind.RENDEZVOUS and not _ADDRESS_ERROR.search(
-        _log_text(first)
-    )
+    is_rendezvous = _crash_kind(facts, first) is VerdictKind.RENDEZVOUS and not _ADDRESS_ERROR.search(_log_text(first))
     # The peer of a mismatch is as likely the culprit: its place counts, too.
     peer_comes = is_mismatch(_log_text(first)) and len(failed) == 1
-    if not deadlines.passed(
-        failed[0].died_at + (RENDEZVOUS_SETTLE_S if is_rendezvous or peer_comes else SETTLE_S)
-    ):
+    if not deadlines.passed(failed[0].died_at + (RENDEZVOUS_SETTLE_S if is_rendezvous or peer_comes else SETTLE_S)):
         return None
     assert facts.limits is not None
     silent_nodes = [
@@ -115,7 +109,7 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
 def _crash_verdict(
     facts: Facts, culprit: RankFacts, failed: list[RankFacts], awaited_ranks: Sequence[RankFacts] = ()
 ) -> Verdict:
-    """`awaited`: the ranks that others waited for until torch's own time limit ended them."""
+    """`awaited_ranks`: the ranks that others waited for until torch's own time limit ended them."""
     kind = _crash_kind(facts, culprit)
     other_failures = [rank.rank for rank in failed if rank is not culprit]
     ended = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.EXITED and not rank.failed]
@@ -129,13 +123,9 @@ def _crash_verdict(
             else f"not out of memory (no OOM kill on {culprit.node} during this attempt)"
         )
     if other_failures:
-        notes.append(
-            f"after it ended badly: {_describe_places([rank for rank in failed if rank is not culprit])}"
-        )
+        notes.append(f"after it ended badly: {_describe_places([rank for rank in failed if rank is not culprit])}")
     if facts.attempt is not None and facts.attempt.call > 1:
-        notes.append(
-            f"in launcher call {facts.attempt.call}; the next attempt runs the script from its first line"
-        )
+        notes.append(f"in launcher call {facts.attempt.call}; the next attempt runs the script from its first line")
     early_exit = ""
     if looks_like_victim(culprit) and ended:
         numbers = [rank.rank for rank in ended]

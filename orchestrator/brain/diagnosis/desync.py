@@ -44,7 +44,7 @@ class Difference:
     """Members of a group ran unequal numbers of collectives after the optimizer's step `agreed`, seen first after
     `differs`; `agreed_step` is the former among the attempt's own steps.
 
-    `counts`: each member's at the last step that all have reported; `odd`: the members that differ from most.
+    `counts`: each member's at the last step that all have reported; `outliers`: the members that differ from most.
     """
 
     series: CountKey
@@ -60,24 +60,18 @@ def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
     """Return what follows a difference: an inspection of all ranks, then the verdict or a notice."""
     assert facts.limits is not None
     difference = (
-        find_difference(facts, deadlines)
-        if facts.counts_differ_since and attempt.running_at is not None
-        else None
+        find_difference(facts, deadlines) if facts.counts_differ_since and attempt.running_at is not None else None
     )
     if difference is None or attempt.last_notice(d.NoticeTopic.DESYNC):
         return []
     if attempt.inspected_at is None or attempt.inspected_at < difference.since_s:
         why = f"ranks {ranks_text(difference.outliers)} run other collectives than their peers"
         return inspections.inspect_orders(facts, attempt, why, deadlines)
-    if not _is_explained(facts, difference) and not deadlines.passed(
-        attempt.inspected_at + inspections.ANSWER_S_MAX
-    ):
+    if not _is_explained(facts, difference) and not deadlines.passed(attempt.inspected_at + inspections.ANSWER_S_MAX):
         return []
     judged = _verdict(facts, difference)
     if facts.limits.on_desync == "notify":
-        return [
-            d.Notice(deadlines.now_s, judged.summary, attempt.number, d.NoticeTopic.DESYNC, verdict=judged)
-        ]
+        return [d.Notice(deadlines.now_s, judged.summary, attempt.number, d.NoticeTopic.DESYNC, verdict=judged)]
     return [d.Judge(deadlines.now_s, judged.summary, attempt.number, judged)]
 
 
@@ -130,20 +124,16 @@ def find_difference(facts: Facts, deadlines: Deadlines) -> Difference | None:
         if len(members) < 2 or agreed < AGREED_MIN or len(equal) - agreed < AGREED_MIN or any(equal[agreed:]):
             continue
         first, last = keys[agreed], keys[-1]
-        all_advanced = all(
-            counts_by_step[last][rank] > counts_by_step[first][rank] for rank in members
-        )  # no member is only late
-        if _is_auxiliary(counts_by_step, keys[:agreed]) and not (
-            all_advanced and (last - first) * usual_s >= AUXILIARY_DIFFERENCE_S_MIN
-        ):
+        # No member is only late
+        all_advanced = all(counts_by_step[last][rank] > counts_by_step[first][rank] for rank in members)
+        lasts = all_advanced and (last - first) * usual_s >= AUXILIARY_DIFFERENCE_S_MIN
+        if _is_auxiliary(counts_by_step, keys[:agreed]) and not lasts:
             continue
         if not deadlines.passed(since_s + DIFFERENCE_S_MIN):
             continue
         agreed_step = facts.counts_at_steps[series][keys[agreed - 1]].step
         counts = counts_by_step[last]
-        return Difference(
-            series, keys[agreed - 1], first, agreed_step, counts, _find_outliers(counts), since_s
-        )
+        return Difference(series, keys[agreed - 1], first, agreed_step, counts, _find_outliers(counts), since_s)
     return None
 
 
@@ -156,8 +146,7 @@ def _members(facts: Facts, key: str) -> set[int]:
 def _is_auxiliary(turns: dict[int, dict[int, int]], agreed: list[int]) -> bool:
     """Return whether there are steps without a collective of the group."""
     increments = [
-        min(turns[after].values()) - min(turns[before].values())
-        for before, after in itertools.pairwise(agreed)
+        min(turns[after].values()) - min(turns[before].values()) for before, after in itertools.pairwise(agreed)
     ]
     return not all(increments)
 
@@ -181,32 +170,22 @@ def _is_explained(facts: Facts, difference: Difference) -> bool:
 def _verdict(facts: Facts, difference: Difference) -> Verdict:
     assert facts.limits is not None and facts.attempt is not None
     base = facts.attempt.call_step
-    majority_count = max(
-        count for rank, count in difference.counts.items() if rank not in difference.outliers
-    )
+    majority_count = max(count for rank, count in difference.counts.items() if rank not in difference.outliers)
     first_step = base + _first_differing_step(facts, difference)
     outliers = [facts.ranks[rank] for rank in difference.outliers]
-    outlier_texts = [
-        _describe_outlier(rank, difference.counts[rank.rank] - majority_count) for rank in outliers
-    ]
+    outlier_texts = [_describe_outlier(rank, difference.counts[rank.rank] - majority_count) for rank in outliers]
     others = [rank for rank in difference.counts if rank not in difference.outliers]
     name = _group_name(facts, difference)
-    culprit = (
-        f"{'; '.join(outlier_texts)} than ranks {ranks_text(others)} in {name}, from step {first_step:,} on"
-    )
+    culprit = f"{'; '.join(outlier_texts)} than ranks {ranks_text(others)} in {name}, from step {first_step:,} on"
     counts = ", ".join(f"rank {rank}: {count:,}" for rank, count in sorted(difference.counts.items()))
-    counts_text = (
-        f"collectives of {name} by now: {counts}; equal up to step {base + difference.agreed_step:,}"
-    )
+    counts_text = f"collectives of {name} by now: {counts}; equal up to step {base + difference.agreed_step:,}"
     proof = [
         d.Evidence(counts_text),
-        *(
-            piece
-            for rank in sorted(difference.counts)
-            for piece in _context_evidence(facts, facts.ranks[rank])
-        ),
+        *(piece for rank in sorted(difference.counts) for piece in _context_evidence(facts, facts.ranks[rank])),
     ]
-    summary = f"{outlier_texts[0]} than its peers from step {first_step:,} on, so their gradients come from different batches"
+    summary = (
+        f"{outlier_texts[0]} than its peers from step {first_step:,} on, so their gradients come from different batches"
+    )
     return facts.verdict_on(
         VerdictKind.DESYNC, summary, ranks=difference.outliers, node=outliers[0].node, culprit=culprit, proof=tuple(proof),
         cause=FailureCause.COUNTS, place=(ranks_text(difference.outliers),), step=first_step, since_s=difference.since_s, retry=False,
@@ -225,14 +204,8 @@ def _first_differing_step(facts: Facts, difference: Difference) -> int:
     common_changes = set.intersection(
         *(set(changes[rank]) for rank in difference.counts if rank not in difference.outliers)
     )
-    differing_steps = sorted(
-        turn for rank in difference.outliers for turn in changes[rank].keys() ^ common_changes
-    )
-    steps = [
-        turns[differing_steps[0]]
-        for turns in changes.values()
-        if differing_steps and differing_steps[0] in turns
-    ]
+    differing_steps = sorted(turn for rank in difference.outliers for turn in changes[rank].keys() ^ common_changes)
+    steps = [turns[differing_steps[0]] for turns in changes.values() if differing_steps and differing_steps[0] in turns]
     return min(steps, default=difference.agreed_step + 1)
 
 
@@ -241,9 +214,7 @@ def _changes(rank: RankFacts, difference: Difference) -> dict[int, int]:
     different number, and for each the attempt's own step."""
     if rank.inspection is None:
         return {}
-    marks = [
-        mark for mark in rank.inspection.collective_counts if mark.optimizer == difference.series.optimizer
-    ]
+    marks = [mark for mark in rank.inspection.collective_counts if mark.optimizer == difference.series.optimizer]
     return {
         mark.optimizer_step: mark.step
         for mark in marks
@@ -265,8 +236,7 @@ def _context_evidence(facts: Facts, rank: RankFacts) -> list[d.Evidence]:
     if rank.inspection is None:
         return []
     last = ", ".join(
-        f"{collective.what} #{collective.number:,} {collective.shape}"
-        for collective in rank.inspection.collectives
+        f"{collective.what} #{collective.number:,} {collective.shape}" for collective in rank.inspection.collectives
     )
     where = rank.inspection.where or "no frame of its own"
     text = f"rank {rank.rank}: last in {last or 'no known collective'}; {where}"

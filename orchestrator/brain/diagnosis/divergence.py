@@ -41,9 +41,7 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
         is_same = past.verdict is not None and past.verdict.kind is VerdictKind.DIVERGED
         if is_same and rank.finite_loss is not None and sound <= (past.failed_step or 0):
             proof.append(
-                Evidence(
-                    f"attempt {past.number} diverged at the same place: the script or its data is the cause"
-                )
+                Evidence(f"attempt {past.number} diverged at the same place: the script or its data is the cause")
             )
             retry = False
     return facts.verdict_on(

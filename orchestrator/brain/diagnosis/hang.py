@@ -60,9 +60,7 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
 def _judge_stopped_processes(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
     """A stopped process (T) hangs the gang, unless inspections show progress; one whose main thread is a zombie (Z) never continues."""
     connected = [
-        rank
-        for rank in inspections.living_ranks(facts)
-        if facts.nodes[rank.node].agent_state is AgentState.UP
+        rank for rank in inspections.living_ranks(facts) if facts.nodes[rank.node].agent_state is AgentState.UP
     ]
     states = (("Z", ZOMBIE_S_MAX, "a zombie (state Z)"), ("T", STOPPED_S_MAX, "stopped (state T)"))
     for state, limit_s, state_text in states:
@@ -114,13 +112,9 @@ def _judge_rendezvous(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines)
     due_s = suspicion.start_limit_at(facts, attempt, limit_s)
     if due_s is None:
         return None
-    is_inspected = (attempt.inspected_at or 0.0) >= due_s and inspections.is_answered(
-        facts, attempt, deadlines
-    )
+    is_inspected = (attempt.inspected_at or 0.0) >= due_s and inspections.is_answered(facts, attempt, deadlines)
     arrived = (
-        [rank for rank in inspections.living_ranks(facts) if _is_at_rendezvous(attempt, rank)]
-        if is_inspected
-        else []
+        [rank for rank in inspections.living_ranks(facts) if _is_at_rendezvous(attempt, rank)] if is_inspected else []
     )
     if not arrived or not deadlines.passed(due_s):
         return None
@@ -143,9 +137,7 @@ def _judge_rendezvous(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines)
 def _is_at_rendezvous(attempt: AttemptFacts, rank: RankFacts) -> bool:
     inspection = inspections.last_inspection(attempt, rank)
     return (
-        inspection is not None
-        and inspection.phase == "rendezvous"
-        and inspection.activity is not Activity.PROGRESSING
+        inspection is not None and inspection.phase == "rendezvous" and inspection.activity is not Activity.PROGRESSING
     )
 
 
@@ -187,9 +179,7 @@ def _judge_stalled(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) ->
     if stopped:
         return _stall_verdict(facts, attempt, answer, stopped)
     culprits = find_suspects(facts, attempt, answer)
-    if all(inspections.is_waiting(attempt, rank) for rank in alive) and _is_proven(
-        facts, attempt, alive, answer
-    ):
+    if all(inspections.is_waiting(attempt, rank) for rank in alive) and _is_proven(facts, attempt, alive, answer):
         return _stall_verdict(facts, attempt, answer, culprits)
     blocking = _blocking_ranks(attempt, alive, answer)
     if not stall_timeout.is_over(facts, attempt, blocking):
@@ -206,14 +196,8 @@ def find_suspects(facts: Facts, attempt: AttemptFacts, answer: collectives.Analy
     behind = answer.behind if isinstance(answer, Missing) else ()
     if not_waiting:
         seen = [rank for rank in not_waiting if not inspections.is_doing(attempt, rank, Activity.UNKNOWN)]
-        return (
-            [rank for rank in not_waiting if rank.rank in behind]
-            or _likely_culprits(not_waiting, facts)
-            or seen
-        )
-    raised = [
-        rank for rank in alive if (found := inspections.last_inspection(attempt, rank)) and found.raised
-    ]
+        return [rank for rank in not_waiting if rank.rank in behind] or _likely_culprits(not_waiting, facts) or seen
+    raised = [rank for rank in alive if (found := inspections.last_inspection(attempt, rank)) and found.raised]
     if raised and len(raised) < len(alive):
         return raised
     match answer:
@@ -226,9 +210,7 @@ def find_suspects(facts: Facts, attempt: AttemptFacts, answer: collectives.Analy
         case NoneMissing():
             return []
         case Undetermined():
-            return [rank for rank in facts.ranks.values() if rank.ended_well] or _likely_culprits(
-                alive, facts
-            )
+            return [rank for rank in facts.ranks.values() if rank.ended_well] or _likely_culprits(alive, facts)
 
 
 def find_awaited(facts: Facts, attempt: AttemptFacts) -> list[RankFacts]:
@@ -236,18 +218,12 @@ def find_awaited(facts: Facts, attempt: AttemptFacts) -> list[RankFacts]:
     for others at the wrong place."""
     if not inspections.count_in_silence(facts, attempt):
         return []
-    inspected = [
-        rank for rank in facts.ranks.values() if inspections.last_inspection(attempt, rank) is not None
-    ]
+    inspected = [rank for rank in facts.ranks.values() if inspections.last_inspection(attempt, rank) is not None]
     not_waiting = [
         rank
         for rank in inspected
         if not inspections.is_doing(attempt, rank, Activity.WAITING_FOR_RANKS, Activity.UNKNOWN)
-        or (
-            (found := inspections.last_inspection(attempt, rank))
-            and found.phase == "rendezvous"
-            and found.raised
-        )
+        or ((found := inspections.last_inspection(attempt, rank)) and found.phase == "rendezvous" and found.raised)
     ]
     return not_waiting if len(not_waiting) < len(inspected) else []
 
@@ -264,9 +240,7 @@ def _is_idle(attempt: AttemptFacts, alive: list[RankFacts]) -> bool:
     return all(rank.busy_at < since_s for rank in alive)
 
 
-def _is_proven(
-    facts: Facts, attempt: AttemptFacts, alive: list[RankFacts], answer: collectives.Analysis
-) -> bool:
+def _is_proven(facts: Facts, attempt: AttemptFacts, alive: list[RankFacts], answer: collectives.Analysis) -> bool:
     """Return whether ranks that all wait for each other can never continue: some wait in another collective than the rest, or
     a member has ended. False where another thread of a rank may enter the missing collective."""
     seen = inspections.last_inspections(facts, attempt)
@@ -302,9 +276,7 @@ def _serves_others(facts: Facts, rank: RankFacts, answer: collectives.Analysis) 
 
 def ends_at(facts: Facts, attempt: AttemptFacts, answer: collectives.Analysis) -> float:
     """Return when (job clock) a stalled gang is ended if no rank moves; infinite where it is never ended."""
-    over_at = stall_timeout.over_at(
-        facts, attempt, _blocking_ranks(attempt, _training_ranks(facts, answer), answer)
-    )
+    over_at = stall_timeout.over_at(facts, attempt, _blocking_ranks(attempt, _training_ranks(facts, answer), answer))
     return min([over_at, *_start_limits_at(facts, attempt)])
 
 
@@ -325,9 +297,7 @@ def _start_limits_at(facts: Facts, attempt: AttemptFacts) -> list[float]:
     return [limit_at for limit_at in limits_at if limit_at is not None]
 
 
-def _blocking_ranks(
-    attempt: AttemptFacts, alive: list[RankFacts], answer: collectives.Analysis
-) -> list[RankFacts]:
+def _blocking_ranks(attempt: AttemptFacts, alive: list[RankFacts], answer: collectives.Analysis) -> list[RankFacts]:
     """Return the ranks that must be stalled for the stall timeout: those that others wait for."""
     blocking = [rank for rank in alive if not inspections.is_waiting(attempt, rank)] or alive
     behind = answer.behind if isinstance(answer, Missing) else ()
@@ -356,7 +326,7 @@ def analyze(facts: Facts, attempt: AttemptFacts) -> collectives.Analysis:
 def _stall_verdict(
     facts: Facts, attempt: AttemptFacts, answer: collectives.Analysis, culprits: list[RankFacts], stall_timeout_s: float = 0.0
 ) -> Verdict:  # fmt: skip
-    """Return the verdict on a stalled gang. `patience_s`: the stall timeout that passed without proof."""
+    """Return the verdict on a stalled gang. `stall_timeout_s`: the stall timeout that passed without proof."""
     gang_at, stepped = suspicion.gang_progress_at(facts, attempt), suspicion.has_stepped(facts)
     since_s = gang_at if stepped else max(gang_at, facts.progress_at)
     missed = "sign of progress" if facts.progress_at <= gang_at else "step" if stepped else "step yet"
@@ -371,7 +341,7 @@ def _stall_verdict(
     place, frames = ((), ()) if is_network else hang_report.culprit_frames(attempt, culprits)
     return _hang_verdict(
         facts, attempt, culprits, summary, answer, culprit=culprit, since_s=since_s, cause=cause, place=place,
-        frames=frames, patience_s=stall_timeout_s,
+        frames=frames, stall_timeout_s=stall_timeout_s,
     )  # fmt: skip
 
 
@@ -385,7 +355,7 @@ def _hang_verdict(
     others = {rank: inspection for rank, inspection in alive.items() if rank not in numbers}
     waiting = collectives.describe_waiting(others, answer)
     sides = answer.sides if isinstance(answer, Mismatch) else ()
-    timeout_s = verdict_fields.get("patience_s")
+    timeout_s = verdict_fields.get("stall_timeout_s")
     proof = [*hang_report.uneven_input_evidence(facts), *hang_report.hang_evidence(facts, attempt)]
     for side in reversed(sides):
         at = hang_report.place_text(alive, side.ranks)

@@ -68,9 +68,7 @@ _ACTIVITY_TEXTS = {
 }  # fmt: skip
 
 
-def culprit_frames(
-    attempt: AttemptFacts, culprits: Sequence[RankFacts]
-) -> tuple[tuple[str, ...], tuple[Frame, ...]]:
+def culprit_frames(attempt: AttemptFacts, culprits: Sequence[RankFacts]) -> tuple[tuple[str, ...], tuple[Frame, ...]]:
     """Return what a repeated hang is recognised by: the frames of the culprits, whichever ranks these are; their ranks if no
     frame is known."""
     frames = {
@@ -119,7 +117,9 @@ def hang_evidence(facts: Facts, attempt: AttemptFacts) -> tuple[Evidence, ...]:
     return (Evidence(" · ".join(ways), EvidenceKind.WAYS), *stack_lines(inspected), *map(Evidence, notes))
 
 
-UNEVEN_FIX = "give all ranks the same number of batches (DistributedSampler, drop_last), or wrap the loop in torch's Join"
+UNEVEN_FIX = (
+    "give all ranks the same number of batches (DistributedSampler, drop_last), or wrap the loop in torch's Join"
+)
 
 
 def uneven_input_evidence(facts: Facts) -> tuple[Evidence, ...]:
@@ -168,9 +168,9 @@ def group_alike(results: Iterable[RankInspection]) -> list[tuple[tuple[int, ...]
     since the odd rank is the one to find."""
     groups: dict[tuple[object, ...], list[RankInspection]] = {}
     for inspection in results:
-        groups.setdefault(
-            (inspection.activity, inspection.where, inspection.why, inspection.stack), []
-        ).append(inspection)
+        groups.setdefault((inspection.activity, inspection.where, inspection.why, inspection.stack), []).append(
+            inspection
+        )
     folded = [(tuple(sorted(one.rank for one in group)), group[0]) for group in groups.values()]
     return sorted(folded, key=lambda one: (len(one[0]), one[0]))
 

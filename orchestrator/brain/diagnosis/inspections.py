@@ -115,34 +115,24 @@ def still_s(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> float | Non
 
 def count_in_silence(facts: Facts, attempt: AttemptFacts) -> int:
     """Return how many inspections were ordered in the present silence."""
-    is_present = attempt.inspected_at is not None and attempt.inspected_at >= suspicion.quiet_since(
-        facts, attempt
-    )
+    is_present = attempt.inspected_at is not None and attempt.inspected_at >= suspicion.quiet_since(facts, attempt)
     return attempt.inspections_in_silence if is_present else 0
 
 
-def inspection_reason(
-    facts: Facts, attempt: AttemptFacts, deadlines: Deadlines, ends_before: EndsAtIfBefore
-) -> str:
+def inspection_reason(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines, ends_before: EndsAtIfBefore) -> str:
     """Return why every rank is to be inspected now; empty if not."""
     if attempt.phase is not Phase.RUN or not living_ranks(facts):
         return ""
     if facts.inspect_requested > facts.inspect_answered:
         return "the user requested an inspection"
-    if (
-        attempt.running_at is None
-        or not are_all_connected(facts)
-        or not is_answered(facts, attempt, deadlines)
-    ):
+    if attempt.running_at is None or not are_all_connected(facts) or not is_answered(facts, attempt, deadlines):
         return ""
     assert facts.limits is not None
     limit_at = suspicion.start_limit_at(facts, attempt, facts.limits.rendezvous_timeout_s)
     for due_s in () if limit_at is None else (limit_at + after_s for after_s in RENDEZVOUS_AFTER_S):
         if deadlines.passed(due_s) and (attempt.inspected_at or 0.0) < due_s:
             return f"no step {due_s - attempt.running_at:.0f} s after the start of all ranks"
-    return _stopped_reason(facts, attempt, deadlines) or _silence_reason(
-        facts, attempt, deadlines, ends_before
-    )
+    return _stopped_reason(facts, attempt, deadlines) or _silence_reason(facts, attempt, deadlines, ends_before)
 
 
 def _stopped_reason(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> str:
@@ -156,9 +146,7 @@ def _stopped_reason(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -
     return ""
 
 
-def _silence_reason(
-    facts: Facts, attempt: AttemptFacts, deadlines: Deadlines, ends_before: EndsAtIfBefore
-) -> str:
+def _silence_reason(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines, ends_before: EndsAtIfBefore) -> str:
     silence_s = suspicion.suspicious_silence_s(facts)
     if silence_s is None:
         return ""

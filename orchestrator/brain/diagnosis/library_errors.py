@@ -168,9 +168,7 @@ _MEANINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = 
     ),
     (
         _REMOTE,
-        _constant(
-            "NCCL lost a peer: its process ended or the network broke, and this rank is the victim of it"
-        ),
+        _constant("NCCL lost a peer: its process ended or the network broke, and this rank is the victim of it"),
     ),
     (
         _SYSTEM,

@@ -1,7 +1,7 @@
 """Lost nodes: the verdict `node_lost`, on an agent that died with its ranks or that has been silent for too long.
 
 The end of a connection alone proves nothing. A node is lost when its agent is known to have died, when it stopped its ranks
-by itself, or when it has sent nothing for the time of `fence.silent_s` while the gang has made no step: a step of any rank
+by itself, or when it has sent nothing for the time of `fence.silence_s_max` while the gang has made no step: a step of any rank
 proves that all ranks live. Where other nodes show that the gang is stalled, it is lost as soon as its agent has
 certainly stopped its ranks. Before its ranks were started, a placed host of a pool is lost after `node_timeout_s`.
 """
@@ -20,9 +20,7 @@ from orchestrator.core.text import ranks_label
 def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Return the verdict on a node that is lost, or None; deadlines still ahead are left in `deadlines`."""
     for node in facts.nodes.values():
-        if node.agent_loss is not None and not allocation.may_be_queue_action(
-            facts, node.agent_loss.at, deadlines
-        ):
+        if node.agent_loss is not None and not allocation.may_be_queue_action(facts, node.agent_loss.at, deadlines):
             return lost_verdict(facts, node, node.agent_loss.reason)
     if attempt.phase is not Phase.RUN:
         return _lost_before_start(facts, attempt, deadlines)
@@ -47,12 +45,8 @@ def _lost_before_start(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines
         if node.agent_state is AgentState.ABSENT:
             fault = node.launch_fault or Fault(node.name, "")
             reason = f": {fault.what}" if fault.what else ""
-            return lost_verdict(
-                facts, node, f"its agent was lost before its ranks were started{reason}", fault.fix
-            )
-        if node.agent_state is AgentState.SILENT and deadlines.passed(
-            node.contact_at + facts.limits.node_timeout_s
-        ):
+            return lost_verdict(facts, node, f"its agent was lost before its ranks were started{reason}", fault.fix)
+        if node.agent_state is AgentState.SILENT and deadlines.passed(node.contact_at + facts.limits.node_timeout_s):
             silent_s = deadlines.now_s - node.contact_at
             return lost_verdict(facts, node, f"no heartbeat for {silent_s:.0f} s before its ranks started")
     return None

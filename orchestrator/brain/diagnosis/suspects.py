@@ -42,9 +42,7 @@ def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
         attempt.last_notice(d.NoticeTopic.SUSPECT, place),
         suspicion.gang_progress_at(facts, attempt),
     )
-    if noticed is not None and (
-        noticed.at >= since_s or not deadlines.passed(since_s + facts.longest_pause_s)
-    ):
+    if noticed is not None and (noticed.at >= since_s or not deadlines.passed(since_s + facts.longest_pause_s)):
         return []
     suspicion_found = current_suspicion(facts, deadlines.now_s)
     what = suspicion_found.what if suspicion_found is not None else ""
@@ -78,9 +76,7 @@ def _noticed_suspicion(attempt: AttemptFacts, now_s: float) -> Suspicion | None:
 
 def _silent_node(facts: Facts, attempt: AttemptFacts, now_s: float) -> Suspicion | None:
     """Return the node that has sent nothing for the longest, if no rank makes steps meanwhile."""
-    nodes = [
-        node for node in facts.gang if node.agent_state is AgentState.SILENT and facts.is_unfinished(node)
-    ]
+    nodes = [node for node in facts.gang if node.agent_state is AgentState.SILENT and facts.is_unfinished(node)]
     node = min(nodes, key=lambda node: node.contact_at, default=None)
     if attempt.running_at is None or node is None:
         return None
@@ -90,7 +86,9 @@ def _silent_node(facts: Facts, attempt: AttemptFacts, now_s: float) -> Suspicion
         now_s - node.contact_at,
         [one for one in facts.spares if one.agent_state is AgentState.UP],
     )
-    what = f"{node.name} ({ranks_label(node.ranks)}) has sent no heartbeat for {silent_s:.0f} s, and no rank is stepping"
+    what = (
+        f"{node.name} ({ranks_label(node.ranks)}) has sent no heartbeat for {silent_s:.0f} s, and no rank is stepping"
+    )
     in_s = max(0.0, fence.expected_over_at(facts, node) - now_s)
     spare = spares_up[0].name if spares_up else ""
     return Suspicion(what, [*node.ranks], node.name, silent_s, NextAction.LOST, in_s, spare)
@@ -115,9 +113,7 @@ def _stall_suspicion(facts: Facts, attempt: AttemptFacts, now_s: float) -> Suspi
     ranks, node = [rank.rank for rank in culprits], hang_report.common_node(culprits)
     found = inspections.last_inspection(attempt, culprits[0]) if culprits else None
     frame = found.where if found is not None else None
-    suspicion_found = Suspicion(
-        what, ranks, node, for_s, NextAction.MOVES, where=str(frame or ""), frame=frame
-    )
+    suspicion_found = Suspicion(what, ranks, node, for_s, NextAction.MOVES, where=str(frame or ""), frame=frame)
     if working:
         return suspicion_found
     ends_at = hang.ends_at(facts, attempt, answer)
@@ -165,9 +161,7 @@ def _are_all_inspected(facts: Facts, attempt: AttemptFacts) -> bool:
     if attempt.inspected_at is None or attempt.inspected_at < suspicion.quiet_since(facts, attempt):
         return False
     inspected = inspections.last_inspections(facts, attempt)
-    return bool(inspected) and all(
-        inspection.activity is not Activity.UNKNOWN for inspection in inspected.values()
-    )
+    return bool(inspected) and all(inspection.activity is not Activity.UNKNOWN for inspection in inspected.values())
 
 
 def _describe_ranks(

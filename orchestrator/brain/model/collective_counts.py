@@ -16,7 +16,7 @@ class CountKey(NamedTuple):
 @dataclass(slots=True)
 class Tally:
     """How many collectives each rank had run after one step of an optimizer; `step`: the attempt's own step, the least
-    that a rank reported with it; `ranks_with`: how many ranks have each count."""
+    that a rank reported with it; `ranks_per_count`: how many ranks have each count."""
 
     step: int
     counts: dict[int, int] = field(default_factory=dict)

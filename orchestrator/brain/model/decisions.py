@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
-from orchestrator.core.checkpoints.resume_choice import Checkpoint, SkippedCheckpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint, SkippedCheckpoint
 from orchestrator.core.plan_types import Gang
 from orchestrator.core.status_types import Frame
 from orchestrator.core.text import one_line_fault
@@ -133,6 +133,8 @@ class Evidence:
 class Verdict:
     """What went wrong in an attempt, whose fault it was, and how that is known."""
 
+    FORMER: ClassVar[dict[str, str]] = {"patience_s": "stall_timeout_s"}
+
     kind: VerdictKind
     # The ranks at fault, and their node; empty where it is none or several.
     ranks: tuple[int, ...]
@@ -168,9 +170,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class BeginAttempt(_DecisionFields):
-    """Begin an attempt; `passed`: newer checkpoints than `resume`, each with why it is not used."""
+    """Begin an attempt; `passed_over`: newer checkpoints than `resume`, each with why it is not used."""
 
-    resume: Checkpoint | None
+    FORMER: ClassVar[dict[str, str]] = {"passed": "passed_over"}
+
+    resume: ResumePoint | None
     passed_over: tuple[SkippedCheckpoint, ...] = ()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias, TypeGuard
 
-from orchestrator.core.checkpoints.checkpoint import CheckpointRecord
+from orchestrator.core.checkpoints.checkpoint import Checkpoint
 from orchestrator.core.observations import ReportedRank, Retryable
 from orchestrator.core.plan_types import Limits, PlannedNode, PlannedPool
 from orchestrator.core.status_types import AllocationEndCause
@@ -115,13 +115,13 @@ def is_heartbeat(news: object) -> TypeGuard[FromNode]:
 class CheckpointChanged(_EventFields):
     """A checkpoint is new in the ledger, or its state has changed. Its files stay in the ledger."""
 
-    save: CheckpointRecord
+    save: Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCompared(_EventFields):
     """The answer to `CompareSave`; `fault`: how the checkpoint differs from the ledger, empty if it does not. A
-    `SaveChanged` comes before it."""
+    `CheckpointChanged` comes before it."""
 
     attempt: int
     save: int

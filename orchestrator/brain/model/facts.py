@@ -15,14 +15,9 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.collective_counts import CountKey, Tally
 from orchestrator.brain.model.node_facts import NodeFacts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
-from orchestrator.core.checkpoints.checkpoint import CheckpointRecord
-from orchestrator.core.checkpoints.resume_choice import (
-    Checkpoint,
-    ResumeChoice,
-    ResumeOverride,
-    SkippedCheckpoint,
-    choose_checkpoint,
-)
+from orchestrator.core.checkpoints import resume_choice
+from orchestrator.core.checkpoints.checkpoint import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumeOverride, ResumePoint, SkippedCheckpoint
 from orchestrator.core.plan_types import Limits, PlannedPool, QueueTerms
 from orchestrator.core.status_types import AllocationEndCause, Frame
 
@@ -46,7 +41,7 @@ class JobGoal(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ActualResume:
-    """A script did not resume from the checkpoint that it was given, but began at step `step`: it had read checkpoint `read`
+    """A script did not resume from the checkpoint that it was given, but began at step `step`: it had read checkpoint `checkpoint_read`
     (0: none), or checkpoint `main` shows that, which it wrote after `steps` steps of its own."""
 
     step: int
@@ -74,7 +69,7 @@ class AttemptFacts:
     began_at: float
     # Since when one supervisor has watched it: a silence before that counts for nothing.
     watched_at: float
-    resume: Checkpoint | None
+    resume: ResumePoint | None
     phase: Phase = Phase.PREPARE
 
     # Since when its ranks have nodes, when it last had to wait for other jobs, and since when all its ranks run.
@@ -121,10 +116,7 @@ class AttemptFacts:
     @property
     def is_preempted(self) -> bool:
         """Whether it ended because its nodes are taken away."""
-        return self.verdict is not None and self.verdict.kind in (
-            d.VerdictKind.PREEMPTED,
-            d.VerdictKind.TIME_LIMIT,
-        )
+        return self.verdict is not None and self.verdict.kind in (d.VerdictKind.PREEMPTED, d.VerdictKind.TIME_LIMIT)
 
     @property
     def costs_no_restart(self) -> bool:
@@ -237,7 +229,7 @@ class Facts:
 
     # Checkpoints by number, without their pieces; those that persons have named, as long as each holds; and those that were given
     # up since an attempt has got further.
-    checkpoints: dict[int, CheckpointRecord] = field(default_factory=dict)
+    checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     resume_overrides: tuple[ResumeOverride, ...] = ()
     distrusted_checkpoints: tuple[int, ...] = ()
 
@@ -252,7 +244,7 @@ class Facts:
     ranks_by_node: dict[str, list[RankFacts]] = field(default_factory=dict, compare=False, repr=False)
     living_ranks: list[RankFacts] | None = field(default=None, compare=False, repr=False)
     indexed_ranks: dict[int, RankFacts] | None = field(default=None, compare=False, repr=False)
-    # Derived, see `suspicion.usual_s`: the greatest median of step times, if it is known to be that.
+    # Derived, see `suspicion.usual_step_s`: the greatest median of step times, if it is known to be that.
     usual_step_s: float | None = field(default=None, compare=False, repr=False)
     is_usual_known: bool = field(default=False, compare=False, repr=False)
     # Derived, see `desync`: the ranks of each group of processes.
@@ -285,15 +277,15 @@ class Facts:
         return self.resume_overrides[-1] if self.resume_overrides else None
 
     @property
-    def checkpoint_choice(self) -> ResumeChoice:
+    def checkpoint_choice(self) -> resume_choice.ResumeChoice:
         """The checkpoint that the next attempt resumes from, and the newer ones that were passed over."""
-        return choose_checkpoint(self.checkpoints.values(), len(self.ranks), self.resume_override)
+        return resume_choice.choose_checkpoint(self.checkpoints.values(), len(self.ranks), self.resume_override)
 
     @property
-    def checkpoint(self) -> Checkpoint | None:
+    def checkpoint(self) -> ResumePoint | None:
         """The checkpoint of `choice`, as an attempt is given it."""
         save = self.checkpoint_choice.checkpoint
-        return None if save is None else Checkpoint(save.path, save.step, save.number)
+        return None if save is None else ResumePoint(save.path, save.step, save.number)
 
     @property
     def queue(self) -> QueueTerms | None:
@@ -328,9 +320,7 @@ class Facts:
     def spares(self) -> list[NodeFacts]:
         """The nodes without ranks that the current attempt keeps in reserve; none before it is placed."""
         is_placed = self.attempt is not None and self.attempt.placed_at is not None
-        idle = [
-            node for node in self.nodes.values() if not (node.ranks or node.excluded or node.ordered.leave)
-        ]
+        idle = [node for node in self.nodes.values() if not (node.ranks or node.excluded or node.ordered.leave)]
         return idle if self.pool is not None and is_placed else []
 
     def every_node(self) -> list[NodeFacts]:
@@ -367,10 +357,7 @@ class Facts:
 
     def forget_signs(self) -> None:
         """Reset the signs of life and progress: new ranks start."""
-        self.steps_made, self.exited_count = (
-            (self.attempt.earlier_steps if self.attempt is not None else 0),
-            0,
-        )
+        self.steps_made, self.exited_count = ((self.attempt.earlier_steps if self.attempt is not None else 0), 0)
         self.stepped_at, self.progress_at, self.ended_well_at = 0.0, 0.0, None
         self.group_members.clear()
         self.is_usual_known = False

@@ -60,14 +60,10 @@ def fold_allocation_began(facts: Facts, news: e.AllocationBegan) -> None:
         attempt.allocation_lost_at = news.at
         if attempt.phase is not Phase.STOP:
             first = next(iter(facts.nodes), "")
-            loss_text = (
-                f"its first node, {first}, was lost with the supervisor, or it was requeued without notice"
-            )
+            loss_text = f"its first node, {first}, was lost with the supervisor, or it was requeued without notice"
             assumed_loss = AllocationLoss(news.at, previous, AllocationEndCause.NODE_LOST, loss_text, first)
             attempt.allocation_loss = (
-                _to_allocation_loss(facts.allocation_ending)
-                if facts.allocation_ending is not None
-                else assumed_loss
+                _to_allocation_loss(facts.allocation_ending) if facts.allocation_ending is not None else assumed_loss
             )
     facts.allocations = (*facts.allocations, news.allocation)
     facts.allocation = news.allocation
@@ -113,11 +109,7 @@ def fold_allocation_ended(facts: Facts, news: e.AllocationEnded) -> None:
     """Fold the end of the job in the queue. A connected agent proves the news to be stale, and so does a later allocation."""
     facts.last_request = max(facts.last_request, news.request)
     is_past = news.allocation in facts.allocations[:-1]
-    if (
-        facts.end is not None
-        or is_past
-        or any(node.agent_state is AgentState.UP for node in facts.nodes.values())
-    ):
+    if facts.end is not None or is_past or any(node.agent_state is AgentState.UP for node in facts.nodes.values()):
         return
     facts.allocation_end = news
     if news.cause is AllocationEndCause.CANCELLED:
@@ -177,9 +169,7 @@ def grace_s(facts: Facts, attempt: AttemptFacts, plain_s: float) -> float:
         return grace_s_min
     user_grace_s = facts.queue.grace_s if attempt.is_preempted else plain_s
     by_s = _leave_by_s(facts)
-    return (
-        user_grace_s if by_s is None else min(user_grace_s, max(grace_s_min, by_s - (attempt.stop_at or 0.0)))
-    )
+    return user_grace_s if by_s is None else min(user_grace_s, max(grace_s_min, by_s - (attempt.stop_at or 0.0)))
 
 
 def _leave_by_s(facts: Facts) -> float | None:
@@ -232,11 +222,7 @@ def is_out_of_time(facts: Facts) -> bool:
 
 def is_fruitless(facts: Facts, attempt: AttemptFacts) -> bool:
     """Return whether too many allocations in a row ended at their time limit and brought nothing."""
-    results = [
-        (past.attempt, past.has_progressed)
-        for past in facts.past_attempts
-        if past.number > facts.resumed_after
-    ]
+    results = [(past.attempt, past.has_progressed) for past in facts.past_attempts if past.number > facts.resumed_after]
     if not results or results[-1][0] is not attempt:
         results.append((attempt, facts.has_progressed()))
     last = results[-FRUITLESS_ALLOCATIONS_MAX:]
@@ -253,8 +239,7 @@ def may_leave_unclear(
     if not leave_reason(facts, attempt):
         return False
     if not any(
-        node.agent_state is AgentState.UP or not deadlines.passed(node.contact_at + RETURN_S)
-        for node in unclear
+        node.agent_state is AgentState.UP or not deadlines.passed(node.contact_at + RETURN_S) for node in unclear
     ):
         return True
     by_s = (attempt.stop_at or 0.0) + grace_s + LEAVE_S_MAX
@@ -289,9 +274,7 @@ def decide_allocation_ended(facts: Facts, news: e.AllocationEnded, deadlines: De
     if attempt.phase is Phase.STOP:
         done = attempt.verdict is None and facts.is_done
         end = JobEnd.SUCCEEDED if done else JobEnd.CANCELLED if cancelled else JobEnd.FAILED
-        return [
-            d.EndJob(deadlines.now_s, "every rank exited with code 0" if done else why, attempt.number, end)
-        ]
+        return [d.EndJob(deadlines.now_s, "every rank exited with code 0" if done else why, attempt.number, end)]
     if cancelled or facts.is_done:
         if facts.is_done:
             return [d.Finish(deadlines.now_s, "every rank exited with code 0", attempt.number)]

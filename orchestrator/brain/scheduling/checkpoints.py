@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import ActualResume, AttemptFacts, Facts
-from orchestrator.core.checkpoints.checkpoint import CheckpointRecord, CheckpointState, Content, StepSource
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointState, Content, StepSource
 from orchestrator.core.checkpoints.resume_choice import choose_checkpoint
 from orchestrator.core.checkpoints.steps import NEAR_STEPS
 
@@ -34,7 +34,7 @@ said: a checkpoint in the background ends some steps later."""
 class UnloadableCheckpoint:
     """A checkpoint that the attempt could not resume from, and how that is known."""
 
-    save: CheckpointRecord
+    save: Checkpoint
     why: str
     is_certain: bool
 
@@ -49,9 +49,7 @@ def fold_checkpoint_changed(facts: Facts, news: e.CheckpointChanged) -> None:
         return
     _distrust_unsound(facts, attempt)
     _note_progress(facts, attempt)
-    is_new = save.state is CheckpointState.WHOLE and (
-        previous is None or previous.state is not CheckpointState.WHOLE
-    )
+    is_new = save.state is CheckpointState.WHOLE and (previous is None or previous.state is not CheckpointState.WHOLE)
     if is_new and save.stated is not None and save.steps:
         _compare_steps(attempt, save)
 
@@ -104,9 +102,7 @@ def restore_trust(facts: Facts) -> None:
     facts.distrusted_checkpoints = ()
 
 
-def find_unloadable(
-    facts: Facts, attempt: AttemptFacts, verdict: d.Verdict | None
-) -> UnloadableCheckpoint | None:
+def find_unloadable(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict | None) -> UnloadableCheckpoint | None:
     """Return the checkpoint that the attempt could not resume from, if there is another one to go back to."""
     save = facts.checkpoints.get(attempt.resume.save) if attempt.resume else None
     kinds = (d.VerdictKind.CRASH, d.VerdictKind.OOM, d.VerdictKind.LAUNCH)
@@ -140,9 +136,7 @@ def find_unloadable(
     is_same = last.attempt.resume is not None and last.attempt.resume.save == save.number
     if not is_same or last.attempt.own_steps_at_failure:
         return None
-    why = (
-        f"attempts {last.number} and {attempt.number} failed in the same way before their first step from it"
-    )
+    why = f"attempts {last.number} and {attempt.number} failed in the same way before their first step from it"
     return UnloadableCheckpoint(save, why, is_certain=False)
 
 
@@ -186,17 +180,19 @@ def ignored_checkpoint_text(attempt: AttemptFacts) -> str:
         return ""  # a script may choose its own checkpoint
     if actual.checkpoint_read == 0:
         return f"the script started from scratch: no rank had read {attempt.resume.path} before its first step ({IGNORED_CHECKPOINT_HINT})"
-    observation = f"{actual.main}, written after {actual.steps:,} steps of its own, shows that it began at step {actual.step:,}"
+    observation = (
+        f"{actual.main}, written after {actual.steps:,} steps of its own, shows that it began at step {actual.step:,}"
+    )
     if actual.step:
         return f"the script did not resume from {attempt.resume.path} but from a checkpoint of its own choice: {observation}"
     return f"{IGNORED_CHECKPOINT} {attempt.resume.path}: {observation} ({IGNORED_CHECKPOINT_HINT})"
 
 
-def _is_file_of(save: CheckpointRecord, path: str) -> bool:
+def _is_file_of(save: Checkpoint, path: str) -> bool:
     return f"{path.rstrip('/')}/".endswith(f"/{save.main}/") or f"/{save.main}/" in path
 
 
-def _has_another(facts: Facts, save: CheckpointRecord) -> bool:
+def _has_another(facts: Facts, save: Checkpoint) -> bool:
     others = [other for other in facts.checkpoints.values() if other.number != save.number]
     return choose_checkpoint(others, len(facts.ranks), facts.resume_override).checkpoint is not None
 
@@ -211,7 +207,7 @@ def _note_progress(facts: Facts, attempt: AttemptFacts) -> None:
     )
 
 
-def _compare_steps(attempt: AttemptFacts, save: CheckpointRecord) -> None:
+def _compare_steps(attempt: AttemptFacts, save: Checkpoint) -> None:
     """Note that the step in a checkpoint proves that its attempt resumed, or how far it is from the counted step."""
     assert save.stated is not None
     counted = attempt.call_step + save.steps
@@ -231,11 +227,7 @@ def _distrust_unsound(facts: Facts, attempt: AttemptFacts) -> None:
     if attempt.sound_step is not None:
         sound, near = attempt.sound_step, 0
         why = f"the loss was not finite in attempt {attempt.number}, at some step after {sound:,}"
-    elif (
-        verdict is not None
-        and verdict.kind is d.VerdictKind.DESYNC
-        and attempt.own_steps_at_failure is not None
-    ):
+    elif verdict is not None and verdict.kind is d.VerdictKind.DESYNC and attempt.own_steps_at_failure is not None:
         # Not the verdict's step: the base may be known better since.
         sound, near = attempt.base_step + attempt.own_steps_at_failure - 1, NEAR_STEPS
         why = f"ranks ran different collectives from step {sound + 1:,} on"
@@ -246,9 +238,7 @@ def _distrust_unsound(facts: Facts, attempt: AttemptFacts) -> None:
         if not is_suspect or save.step is None or save.state is not CheckpointState.WHOLE:
             continue
         if save.step > sound - (0 if save.step_source is StepSource.STATED else near):
-            facts.checkpoints[save.number] = dataclasses.replace(
-                save, state=CheckpointState.DISTRUSTED, why=why
-            )
+            facts.checkpoints[save.number] = dataclasses.replace(save, state=CheckpointState.DISTRUSTED, why=why)
 
 
 def _forget_oldest(facts: Facts) -> None:

@@ -8,7 +8,7 @@ Agent: without contact and without proof of a whole gang it stops its ranks afte
 
 Supervisor: it waits longer than the longest of all times that the agent may hold, and never gives a shorter one.
 - If another node of the gang reports after that time, and no rank has made a step, it counts from the last contact and
-  the last step (`is_seen_over`).
+  the last step (`is_proven_over`).
 - If no other node reports, the gang may make steps unseen: it judges after `node_timeout_s`, and counts from the time
   when the gang was broken.
 - On its own machine there is no such time: a lock shows whether an agent lives.
@@ -63,9 +63,7 @@ def fence_orders(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> l
             max(node.fence_s, base_s),
             max(node.startup_timeout_s, node.fence_s, base_s),
         )
-        is_order_uncertain = node.is_fence_uncertain and (
-            node.fence_s > base_s or node.startup_timeout_s > 0.0
-        )
+        is_order_uncertain = node.is_fence_uncertain and (node.fence_s > base_s or node.startup_timeout_s > 0.0)
         if (
             contact_timeout_s >= GROWTH * current_timeout_s
             or startup_timeout_s >= GROWTH * current_startup_timeout_s
@@ -97,9 +95,7 @@ def silence_s_max(facts: Facts, node: NodeFacts) -> float:
         return max(limits.node_timeout_s, _pauses_s(facts))
     return max(
         limits.node_timeout_s,
-        _certain_end_s(
-            facts, max(_agent_timeout_s(facts, node, limits.fence_s), limits.disconnected_timeout_s)
-        ),
+        _certain_end_s(facts, max(_agent_timeout_s(facts, node, limits.fence_s), limits.disconnected_timeout_s)),
     )
 
 
@@ -111,13 +107,11 @@ def broken_gang_over_at(facts: Facts, attempt: AttemptFacts) -> float | None:
     return max(facts.stepped_at, attempt.stop_at or 0.0, broken_at)
 
 
-def is_clear(
-    facts: Facts, attempt: AttemptFacts, node: NodeFacts, over_at: float | None, deadlines: Deadlines
-) -> bool:
+def is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, over_at: float | None, deadlines: Deadlines) -> bool:
     """Return whether nothing of the attempt runs on the node: seen, or certain because its agent fences itself.
 
     An agent without contact and without a step of its ranks kills them well before the time of `fence` is over. Other
-    nodes may show when that was, see `is_seen_over`. Else a broken gang makes no steps after `over_at`: nothing runs on
+    nodes may show when that was, see `is_proven_over`. Else a broken gang makes no steps after `over_at`: nothing runs on
     a silent node once that time has passed since then and since the last contact. An agent of an old allocation notices
     its end and does not wait for its fence.
     """
@@ -187,9 +181,7 @@ def _old_allocation_s_max(limits: Limits) -> float:
 
 def _agent_timeout_s(facts: Facts, node: NodeFacts, base_s: float) -> float:
     """Return the longest time that the node's agent may hold, unless its supervisor is away."""
-    return max(
-        base_s, node.fence_s if _has_stepped(facts, node) else max(node.fence_s, node.startup_timeout_s)
-    )
+    return max(base_s, node.fence_s if _has_stepped(facts, node) else max(node.fence_s, node.startup_timeout_s))
 
 
 def _certain_end_s(facts: Facts, held_s: float) -> float:

@@ -49,9 +49,7 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
     for node in gang:
         if node.script_end is not None and node.script_end.code != 0:
             return _failed_script_verdict(facts, node)
-    awaited = (
-        attempt.call + 1 if attempt.phase is Phase.RUN and attempt.running_at is not None else attempt.call
-    )
+    awaited = attempt.call + 1 if attempt.phase is Phase.RUN and attempt.running_at is not None else attempt.call
     arrived = [node for node in gang if node.launcher_call >= awaited]
     ended = [node for node in gang if node.launcher_call < awaited and node.script_end is not None]
     if arrived and ended:
@@ -65,9 +63,7 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
     late = [node for node in gang if node not in arrived]
     if not arrived or not late or awaited == 1 or not facts.are_ranks_done:
         return None  # the limit for the first start is that of the attempt
-    since_s = max(
-        *(node.launcher_call_at for node in arrived), facts.ended_well_at or 0.0, attempt.watched_at
-    )
+    since_s = max(*(node.launcher_call_at for node in arrived), facts.ended_well_at or 0.0, attempt.watched_at)
     limit_s = facts.limits.start_timeout_s
     if not deadlines.passed(since_s + limit_s):
         return None

@@ -98,16 +98,12 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
     )
     if ready >= pool.nodes or (usable >= pool.nodes and _is_busy_anywhere(facts)):
         return None
-    missing = [
-        node for node in facts.nodes.values() if node.lost_earlier and node.agent_state is not AgentState.UP
-    ]
+    missing = [node for node in facts.nodes.values() if node.lost_earlier and node.agent_state is not AgentState.UP]
     if missing and usable >= pool.nodes and _count_available(facts, deadlines) >= pool.nodes:
         return None  # others may take the place of the lost ones
     if missing:
         return _lost_hosts_verdict(facts, attempt, missing, ready, deadlines)
-    launching = [
-        node.launched_at for node in facts.nodes.values() if node.agent_state is AgentState.LAUNCHING
-    ]
+    launching = [node.launched_at for node in facts.nodes.values() if node.agent_state is AgentState.LAUNCHING]
     if usable >= pool.nodes or (launching and not deadlines.passed(max(launching) + LAUNCH_S_MAX)):
         return None  # the user wants to know of all faulty hosts at once
     reasons = _reasons(facts.nodes.values())
@@ -202,18 +198,11 @@ def _is_available_soon(node: NodeFacts) -> bool:
 
 
 def _count_available(facts: Facts, deadlines: Deadlines) -> int:
-    return sum(
-        _is_available_soon(node) and not _is_known_busy(facts, node, deadlines)
-        for node in facts.nodes.values()
-    )
+    return sum(_is_available_soon(node) and not _is_known_busy(facts, node, deadlines) for node in facts.nodes.values())
 
 
 def _is_known_busy(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
-    if (
-        node.host_busy is None
-        or node.agent_state is AgentState.LAUNCHING
-        or node.host_busy.at < facts.busy_round_at
-    ):
+    if node.host_busy is None or node.agent_state is AgentState.LAUNCHING or node.host_busy.at < facts.busy_round_at:
         return False
     return not deadlines.passed(busy_retry_at(facts))
 
@@ -253,9 +242,7 @@ def _is_earlier_host_coming(facts: Facts, last: str, deadlines: Deadlines) -> bo
     for node in facts.nodes.values():
         if node.name == last:
             return False
-        if node.agent_state is AgentState.LAUNCHING and not deadlines.passed(
-            node.launched_at + HOST_START_S_MAX
-        ):
+        if node.agent_state is AgentState.LAUNCHING and not deadlines.passed(node.launched_at + HOST_START_S_MAX):
             return True
     return False
 

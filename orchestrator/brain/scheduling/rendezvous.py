@@ -95,9 +95,7 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
 def _is_first_cut_off(facts: Facts, first: NodeFacts) -> bool:
     """Return whether the first node itself is cut off: none of several nodes reaches it, or one after the other did not."""
     others = facts.gang[1:]
-    verdicts = [
-        past.verdict for past in facts.past_attempts if past.verdict and past.number > facts.resumed_after
-    ]
+    verdicts = [past.verdict for past in facts.past_attempts if past.verdict and past.number > facts.resumed_after]
     signatures = [verdict.signature for verdict in verdicts]
     is_repeated = any(s.cause is FailureCause.UNREACHABLE and s.place[-1] == first.name for s in signatures)
     return not any(node.rendezvous.reached for node in others) and (len(others) > 1 or is_repeated)

@@ -34,9 +34,7 @@ def mark_repeated(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verd
         what = f"the same failure from {saves}: the cause is not the files, but {verdict.signature.frame}"
         return _no_progress_verdict(verdict, what, earlier[-1])
     if (bad_checkpoint := find_unloadable(facts, attempt, verdict)) is not None:
-        given_up = (
-            f"{bad_checkpoint.save.main} is distrusted, an older checkpoint is used: {bad_checkpoint.why}"
-        )
+        given_up = f"{bad_checkpoint.save.main} is distrusted, an older checkpoint is used: {bad_checkpoint.why}"
         return dataclasses.replace(verdict, proof=(Evidence(given_up), *verdict.proof))
     is_own_fault = verdict.kind in _OWN_FAULTS and verdict.signature.cause is not FailureCause.PLACEMENT
     if not earlier or not verdict.retry or not is_own_fault:
@@ -46,9 +44,7 @@ def mark_repeated(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verd
         return _no_progress_verdict(verdict, f"the same failure again at {at}", earlier[-1])
     if _are_equally_far(earlier, attempt, verdict):
         own_steps = f"{attempt.own_steps(verdict)} steps of its own"
-        repeated = (
-            f"the same failure in {ALIKE_MAX} attempts in a row, each resumed and failed after {own_steps}"
-        )
+        repeated = f"the same failure in {ALIKE_MAX} attempts in a row, each resumed and failed after {own_steps}"
         hint = () if ignored else (Evidence(f"{IGNORED_CHECKPOINT} ({IGNORED_CHECKPOINT_HINT})"),)
         return _no_progress_verdict(verdict, repeated, earlier[-1], hint)
     return verdict
@@ -112,13 +108,9 @@ def _is_resume_unproven(attempt: AttemptFacts) -> bool:
     return attempt.resume is not None and not attempt.began_from_checkpoint
 
 
-def _no_progress_verdict(
-    verdict: Verdict, again: str, last: PastAttempt, hint: tuple[Evidence, ...] = ()
-) -> Verdict:
+def _no_progress_verdict(verdict: Verdict, again: str, last: PastAttempt, hint: tuple[Evidence, ...] = ()) -> Verdict:
     assert last.verdict is not None
-    likewise = Evidence(
-        f"attempt {last.number} failed in the same way: {last.verdict.summary}", EvidenceKind.LIKEWISE
-    )
+    likewise = Evidence(f"attempt {last.number} failed in the same way: {last.verdict.summary}", EvidenceKind.LIKEWISE)
     return dataclasses.replace(
         verdict, kind=VerdictKind.NO_PROGRESS, head=f"{again}: {verdict.head}", retry=False,
         proof=(likewise, *hint, *verdict.proof),

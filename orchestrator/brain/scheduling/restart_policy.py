@@ -58,12 +58,8 @@ def waits_for_checkpoint(facts: Facts, attempt: AttemptFacts, deadlines: Deadlin
     """Return whether what follows may depend on a checkpoint that is still being fetched."""
     limit_s = FETCH_CANCELLED_S_MAX if facts.goal is JobGoal.CANCEL else FETCH_S_MAX
     since_s = max(attempt.stop_at or 0.0, attempt.watched_at)
-    coming = [
-        save for save in facts.checkpoints.values() if save.is_in_transit and save.attempt == attempt.number
-    ]
-    sending = [
-        save for save in coming if all(_may_send(facts, place.host, deadlines) for place in save.locations)
-    ]
+    coming = [save for save in facts.checkpoints.values() if save.is_in_transit and save.attempt == attempt.number]
+    sending = [save for save in coming if all(_may_send(facts, place.host, deadlines) for place in save.locations)]
     return bool(sending) and not deadlines.passed(since_s + limit_s)
 
 
@@ -73,9 +69,7 @@ def _may_send(facts: Facts, name: str, deadlines: Deadlines) -> bool:
     node = facts.node(name)
     if node is None or fence.is_proven_over(facts, node, deadlines):
         return False
-    return node.agent_state is AgentState.UP or not deadlines.passed(
-        node.contact_at + facts.limits.node_timeout_s
-    )
+    return node.agent_state is AgentState.UP or not deadlines.passed(node.contact_at + facts.limits.node_timeout_s)
 
 
 def decide_next(facts: Facts) -> RestartAttempt | RequeueJob | GiveUp:
@@ -112,7 +106,9 @@ def _decide_restart(facts: Facts, attempt: AttemptFacts) -> RestartAttempt | Giv
         return GiveUp(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}{_suspicion(attempt)}")
     if attempt.costs_no_restart:
         if allocation.is_fruitless(facts, attempt):
-            fruitless = f"{allocation.FRUITLESS_ALLOCATIONS_MAX} allocations in a row ended at the time limit without progress"
+            fruitless = (
+                f"{allocation.FRUITLESS_ALLOCATIONS_MAX} allocations in a row ended at the time limit without progress"
+            )
             return GiveUp(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; {fruitless}")
         return RestartAttempt(attempt.judged_at, _why(facts, attempt, verdict.kind, facts.restarts_spent))
     if facts.limits.restarts_max == 0:
@@ -146,9 +142,7 @@ def _why(facts: Facts, attempt: AttemptFacts, kind: VerdictKind, spent: int) -> 
     assert facts.limits is not None
     is_free = facts.has_progressed() or attempt.costs_no_restart
     cost = (
-        "not counted in restart.max"
-        if is_free
-        else f"restart {spent} of {facts.limits.restarts_max} without progress"
+        "not counted in restart.max" if is_free else f"restart {spent} of {facts.limits.restarts_max} without progress"
     )
     return f"attempt {attempt.number} ended: {kind.value} ({cost}); from {_source_text(facts)}{_suspicion(attempt)}"
 
@@ -156,9 +150,7 @@ def _why(facts: Facts, attempt: AttemptFacts, kind: VerdictKind, spent: int) -> 
 def _source_text(facts: Facts) -> str:
     choice = facts.checkpoint_choice
     if choice.checkpoint is None:
-        source = (
-            "the beginning, since there is no complete checkpoint" if facts.checkpoints else "the beginning"
-        )
+        source = "the beginning, since there is no complete checkpoint" if facts.checkpoints else "the beginning"
     else:
         step = "" if choice.checkpoint.step is None else f" (step {choice.checkpoint.step:,})"
         source = f"{choice.checkpoint.path}{step}"

@@ -158,9 +158,7 @@ def _measure_links(
     answers, failures = split_answers(sessions.ask(dict.fromkeys(hosts, step), w.PortsOpened))
     report.add_failures(failures)
     for name in [name for name, answer in answers.items() if answer.fault]:
-        report.findings.append(
-            error("port", [name], answers.pop(name).fault, "name another port, or leave it out")
-        )
+        report.findings.append(error("port", [name], answers.pop(name).fault, "name another port, or leave it out"))
     targets = {name: _target_addresses(answer, name, questions) for name, answer in answers.items()}
     for name in [name for name, addresses in targets.items() if not addresses]:
         del answers[name]
@@ -208,13 +206,9 @@ def _measure_pairs(
 ) -> dict[Pair, Link]:
     """Let both ends of disjoint pairs connect and send to each other, in both directions at the same time."""
     ends = {one: other for pair in pairs for one, other in (pair, pair[::-1])}
-    steps = {
-        end: w.MeasurePeer(targets[other], opened[other].ports, token, SEND_S) for end, other in ends.items()
-    }
+    steps = {end: w.MeasurePeer(targets[other], opened[other].ports, token, SEND_S) for end, other in ends.items()}
     answers, failures = split_answers(sessions.ask(steps, Link, LINK_S_MAX))
-    report.add_failures(
-        {name: failure for name, failure in failures.items() if name not in report.unusable()}
-    )
+    report.add_failures({name: failure for name, failure in failures.items() if name not in report.unusable()})
     return {(one, ends[one]): link for one, link in answers.items()}
 
 
@@ -245,15 +239,11 @@ def _reduce_steps(
 
 
 def _interface_env(addresses: Sequence[Address], address: str) -> dict[str, str]:
-    interface = next(
-        (setting.interface.partition(":")[0] for setting in addresses if setting.ip == address), ""
-    )
+    interface = next((setting.interface.partition(":")[0] for setting in addresses if setting.ip == address), "")
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
 
 
-def _check_reduce(
-    sessions: HostSessions, reduce_steps: Mapping[str, w.AllReduce], report: ClusterReport
-) -> None:
+def _check_reduce(sessions: HostSessions, reduce_steps: Mapping[str, w.AllReduce], report: ClusterReport) -> None:
     """Run an all-reduce over all nodes; if it fails, find the nodes that cause it."""
     end_s, nodes = time.monotonic() + BISECT_S_MAX, tuple(reduce_steps)
     library = "NCCL" if reduce_steps[nodes[0]].on_gpu else "gloo"
@@ -285,9 +275,7 @@ def _check_reduce(
     why = next((faults[name] for name in culprits if name in faults), next(iter(faults.values())))
     text = f"all-reduce over {format_count(len(nodes), 'node')} with {library} fails when {join_names(culprits)} take part: {why}"
     report.findings.append(
-        error(
-            "reduce", culprits, text.replace("take part", "takes part") if len(culprits) == 1 else text, fix
-        )
+        error("reduce", culprits, text.replace("take part", "takes part") if len(culprits) == 1 else text, fix)
     )
 
 
@@ -302,7 +290,6 @@ def _try_reduce(
     }
     answers = sessions.ask(steps, w.AllReduced, REDUCE_S_MAX)
     faults = {
-        name: answer.reason if isinstance(answer, LaunchError) else answer.fault
-        for name, answer in answers.items()
+        name: answer.reason if isinstance(answer, LaunchError) else answer.fault for name, answer in answers.items()
     }
     return {name: fault for name, fault in faults.items() if fault}

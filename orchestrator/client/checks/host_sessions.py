@@ -1,6 +1,6 @@
 """Sessions to all hosts of a job at once, over SSH or by srun: each host is surveyed, then runs steps, and is left unchanged.
 
-Every wait is bounded: by the limits of each session, and by `VISIT_S_MAX` for all. A host that fails is a result.
+Every wait is bounded: by the limits of each session, and by `SESSIONS_S_MAX` for all. A host that fails is a result.
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ class HostSessions:
         self._launchers = launchers
         self._root = root
         self._programs = programs
-        self._visits: dict[str, futures.Future[launch.HostSession]] = {
-            name: futures.Future() for name in launchers
-        }
+        self._visits: dict[str, futures.Future[launch.HostSession]] = {name: futures.Future() for name in launchers}
         self._over = threading.Event()
         self._thread = threading.Thread(
             target=reach, args=(list(launchers), self._open_session, self._fail), name="visits", daemon=True
@@ -101,9 +99,7 @@ class HostSessions:
         self, names: Sequence[str], work: Callable[[str, launch.HostSession], T], limit_s: float
     ) -> dict[str, T | LaunchError]:
         """Run a function in the session of each of these hosts; it fails for a host without a session."""
-        return fanout.fan_out(
-            names, lambda name: work(name, self._visits[name].result()), limit_s, len(names)
-        )
+        return fanout.fan_out(names, lambda name: work(name, self._visits[name].result()), limit_s, len(names))
 
     def _open_session(self, line: HostConnection, name: str) -> None:
         with launch.open_host_session(line, self._launchers[name], self._root, self._programs) as visit:

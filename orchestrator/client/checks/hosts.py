@@ -40,9 +40,7 @@ def check_hosts(
     assert plan.pool is not None
     names = [node.name for node in plan.nodes]
     bundled = bundle.build(home.job_home(environ))
-    scripts = {
-        host_script.name: host_script.text for host_script in render.host_scripts(plan, root, sys.executable)
-    }
+    scripts = {host_script.name: host_script.text for host_script in render.host_scripts(plan, root, sys.executable)}
     launchers = {name: launch.Launcher(scripts[f"{name}.sh"], bundled) for name in names}
     wanted_bytes = 2 * code_bytes + len(bundled) + SPARE_BYTES  # the code as an archive, and unpacked
     reach = host_sessions.reach_by_ssh(plan.ssh) if plan.ssh is not None else srun.reach_by_srun(environ)
@@ -50,9 +48,7 @@ def check_hosts(
         surveys = hosts.surveys()
         surveyed, lost = host_sessions.split_answers(surveys)
         interface = file.spec.rendezvous.interface
-        faults = {
-            name: list(_host_faults(name, surveys[name], plan, wanted_bytes, interface)) for name in names
-        }
+        faults = {name: list(_host_faults(name, surveys[name], plan, wanted_bytes, interface)) for name in names}
         candidates = [name for name in names if not faults[name]]
         report = cluster.check(hosts, candidates, _make_request(file, plan, root, surveyed, environ))
     for name in report.facts:
@@ -76,13 +72,11 @@ def check_hosts(
         yield error("hosts", (), text, fix, ClusterError.exit_code)
     else:
         yield passed("hosts", text)
-    busy = [
-        one.name
-        for one in plan.nodes
-        if one.name in usable and _is_busy(one, surveyed[one.name].host, plan.pool)
-    ]
+    busy = [one.name for one in plan.nodes if one.name in usable and _is_busy(one, surveyed[one.name].host, plan.pool)]
     if len(usable) - len(busy) < wanted_hosts <= len(usable):
-        text = f"{len(usable) - len(busy)} of {format_count(len(usable), 'host')} have enough free now: a job would wait"
+        text = (
+            f"{len(usable) - len(busy)} of {format_count(len(usable), 'host')} have enough free now: a job would wait"
+        )
         fix = f"wait, or see above who uses {', '.join(busy[:5])}; monitor.queue_timeout limits the wait"
         yield warning("free", (), text, fix)
 
@@ -110,9 +104,7 @@ def _record_results(
     with contextlib.suppress(OSError):  # the check is valid without it
         for host, fault in faults.items():
             gpus = len(surveyed[host].host.gpus) if host in surveyed else None
-            host_health.write(
-                home.job_home(environ), host_health.HostHealth(host, time.time(), str(fault), gpus=gpus)
-            )
+            host_health.write(home.job_home(environ), host_health.HostHealth(host, time.time(), str(fault), gpus=gpus))
 
 
 def _make_request(
@@ -137,9 +129,7 @@ def _make_request(
         addresses={one.name: one.address for one in plan.nodes},
         port=plan.rendezvous_port,
         interface=file.spec.rendezvous.interface,
-        gpus_held=tuple(
-            name for name, one in surveys.items() if plan.ssh is not None and _count_held(one, "GPU")
-        ),
+        gpus_held=tuple(name for name, one in surveys.items() if plan.ssh is not None and _count_held(one, "GPU")),
     )
 
 
@@ -166,15 +156,11 @@ def _host_faults(
         text = f"it has {len(seen.gpus)} GPUs, and {pool.gpus_each} are needed"
         faults.append((text, "lower gpus_per_node, or remove the host from the list"))
     if plan.pythons and not seen.program:
-        faults.append(
-            (f"it has none of {', '.join(plan.pythons)}", "install it there, or name another one in python:")
-        )
+        faults.append((f"it has none of {', '.join(plan.pythons)}", "install it there, or name another one in python:"))
     yield from (error("host", (host,), f"{host}: {text}", fix) for text, fix in faults)
 
 
-def _usable_finding(
-    host: PlannedNode, survey: launch.Survey, plan: Plan, program: ProgramFacts | None
-) -> Finding:
+def _usable_finding(host: PlannedNode, survey: launch.Survey, plan: Plan, program: ProgramFacts | None) -> Finding:
     assert plan.pool is not None
     seen = survey.host
     cpus = f"{host.slots or seen.cores} slots" if not plan.pool.gpus_each else f"{seen.cores} cores"

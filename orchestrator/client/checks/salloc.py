@@ -49,9 +49,7 @@ def allocation(
         own_options.append(f"--time={LIMIT_S / sbatch_options.MINUTE_S:.0f}")
     env = sbatch_environment(environ)
     try:
-        salloc = SlurmCommand(
-            ("salloc", *own_options, "/bin/sh", "-c", _HOLD_COMMAND), env, own_session=False
-        )
+        salloc = SlurmCommand(("salloc", *own_options, "/bin/sh", "-c", _HOLD_COMMAND), env, own_session=False)
     except LaunchError as err:
         raise ClusterError(err.reason, "", err.fix) from err
     try:

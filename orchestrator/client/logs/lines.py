@@ -69,9 +69,7 @@ def filter_lines(blocks: Iterable[LogBlock], grep: re.Pattern[str] | None, mask:
     for block in blocks:
         if grep is not None or b"\r" in block.data:
             # Masked first: part of a secret may be written over.
-            displayed = [
-                _displayed_lines(mask.apply(text)) if "\r" in text else [text] for text in block.texts()
-            ]
+            displayed = [_displayed_lines(mask.apply(text)) if "\r" in text else [text] for text in block.texts()]
             kept = [text for texts in displayed for text in texts if grep is None or grep.search(text)]
             if not kept:
                 continue

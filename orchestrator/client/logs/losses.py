@@ -29,9 +29,7 @@ _LOSS = re.compile(
     r"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf))(?![\w%/]|[-,:.]\d)",
     re.IGNORECASE,
 )
-_PHASE = re.compile(
-    r"(?<![a-z])(?:(train)|(?:val|valid|eval|test|dev)(?![a-z])|validat|evaluat)", re.IGNORECASE
-)
+_PHASE = re.compile(r"(?<![a-z])(?:(train)|(?:val|valid|eval|test|dev)(?![a-z])|validat|evaluat)", re.IGNORECASE)
 
 _SUMMARY = "train_runtime"
 """In the last line of transformers' Trainer: its loss is a mean over steps that other attempts may have made."""

@@ -243,9 +243,7 @@ def _stat_log(path: Path, attempt: int, rank: int | None, node: str | None) -> I
     yield _LogFile(attempt, rank, node, path, about.st_size, about.st_mtime_ns)
 
 
-def _read(
-    sources: list[_LogFile], query: LogQuery, now_ns: int, mask: Mask, is_timed: bool
-) -> Iterator[LogBlock]:
+def _read(sources: list[_LogFile], query: LogQuery, now_ns: int, mask: Mask, is_timed: bool) -> Iterator[LogBlock]:
     sources = [source for source in sources if source.size_bytes]
     groups = [list(group) for _, group in itertools.groupby(sources, key=attrgetter("attempt"))]
     block_bytes = min(LINE_BYTES_MAX, max(_BLOCK_BYTES_MIN, _READ_BYTES_MAX // max(1, len(sources))))
@@ -287,9 +285,7 @@ def _read_forward(source: _LogFile, scan: _Scan) -> Iterator[LogBlock]:
     """Yield a log's lines in file order, from the first that is later than the scan's start."""
     offset = 0
     if scan.after_ns >= 0 and source.index is not None:
-        offset = line_start(
-            source.path, min(source.size_bytes, offset_at(source.index, scan.after_ns)), scan.mask
-        )
+        offset = line_start(source.path, min(source.size_bytes, offset_at(source.index, scan.after_ns)), scan.mask)
     cutter, cursor = LineCutter(offset, scan.mask), IndexCursor(source.index if scan.is_timed else None)
     while cutter.offset < source.size_bytes:
         block_bytes = min(scan.block_bytes, source.size_bytes - cutter.offset)

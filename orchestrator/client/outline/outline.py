@@ -163,9 +163,7 @@ def _ssh_nodes(plan: Plan, environ: Mapping[str, str]) -> tuple[NodeOutline, ...
         decided = _node_settings(plan, node, facts, interface, environ)
         held = "; ".join(map(str, answer.held))
         nodes.append(
-            NodeOutline(
-                node.name, node.host, ranks, _devices_text(plan), facts=facts, settings=decided, held=held
-            )
+            NodeOutline(node.name, node.host, ranks, _devices_text(plan), facts=facts, settings=decided, held=held)
         )
     return tuple(nodes)
 
@@ -198,6 +196,4 @@ def _node_settings(
     node_plan = NodePlan(replace(plan, id="{job_id}"), PLACEHOLDER_JOB, node.name, 1, nodes)
     inherited = rank_env.inherited_env(plan, rank_env.submitter_env(environ, plan.secrets))
     job_env = rank_env.node_env(replace(node_plan, plan=plan), inherited, secrets)
-    return decide_settings(
-        facts, node_plan, EnvLayers.before_setup(host, job_env, {}), interface, PLACEHOLDER_EVIDENCE
-    )
+    return decide_settings(facts, node_plan, EnvLayers.before_setup(host, job_env, {}), interface, PLACEHOLDER_EVIDENCE)

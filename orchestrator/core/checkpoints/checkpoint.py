@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import ClassVar
 
 START_PREFIX = "./"
 """Prefix of the key of a checkpoint in the working folder of the ranks; elsewhere the prefix is the path of its folder."""
@@ -117,8 +118,10 @@ class GroupReading:
     """Result of reading a group's files; hosts that share no disk read their own files, and `merged` joins the results.
 
     `faults`: what is damaged, or marks the group as unfinished. `is_proved`: the formats of all files that have one prove
-    them complete. `is_said_done`: the file that the format writes last is there, as far as one host can see.
+    them complete. `is_marked_complete`: the file that the format writes last is there, as far as one host can see.
     """
+
+    FORMER: ClassVar[dict[str, str]] = {"is_said_done": "is_marked_complete"}
 
     format: Format
     content: Content
@@ -141,6 +144,8 @@ class HostPart:
     that are still those of the previous checkpoint.
     """
 
+    FORMER: ClassVar[dict[str, str]] = {"pieces": "files"}
+
     host: str
     root: str
     steps: int
@@ -153,11 +158,13 @@ class HostPart:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRecord:
+class Checkpoint:
     """One checkpoint, as the ledger has it. `number` counts from 1 and identifies it."""
 
+    FORMER: ClassVar[dict[str, str]] = {"pieces": "files", "places": "locations", "is_coming": "is_in_transit"}
+
     number: int
-    # Common part of its files: a folder, or a folder with the numbers in their names; `START` marks where it lies
+    # Common part of its files: a folder, or a folder with the numbers in their names; `START_PREFIX` marks where it lies
     key: str
     # The key without its numbers
     series: str
@@ -207,9 +214,7 @@ class CheckpointRecord:
     @property
     def host(self) -> str:
         """The host with its path, if the path may be on that host's disk alone."""
-        return next(
-            (one.host for one in self.locations if one.host and one.root == self.locations[0].root), ""
-        )
+        return next((one.host for one in self.locations if one.host and one.root == self.locations[0].root), "")
 
     @property
     def stamps(self) -> frozenset[tuple[str, int, int]]:
@@ -222,7 +227,7 @@ class CheckpointRecord:
 
     @property
     def base_folder(self) -> str:
-        """Folder that its names are relative to: empty for `checkpoint.path`, `START` for where ranks start, else its path."""
+        """Folder that its names are relative to: empty for `checkpoint.path`, `START_PREFIX` for where ranks start, else its path."""
         if self.is_named or self.key.startswith(START_PREFIX):
             return "" if self.is_named else START_PREFIX
         roots = [place.root for place in self.locations] or [part.root for part in self.parts]

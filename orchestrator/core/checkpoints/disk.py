@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.core.checkpoints import formats
-from orchestrator.core.checkpoints.checkpoint import CheckpointFile, CheckpointRecord
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointFile
 from orchestrator.core.checkpoints.file_groups import is_checkpoint_file, mask_numbers
 from orchestrator.core.jobdir.durable import sync_folder
 
@@ -38,7 +38,7 @@ Pace = Callable[[int], None]
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """Comparison of a checkpoint with the ledger. `fault`: the first difference, empty for none; `pieces`: the files as they
-    are now; `by`: what was compared, as text; `is_unsure`: a file could not be read, which proves nothing."""
+    are now; `compared`: what was compared, as text; `is_unsure`: a file could not be read, which proves nothing."""
 
     fault: str
     pieces: tuple[CheckpointFile, ...]
@@ -87,7 +87,7 @@ def is_same_time(mtime_ns: int, recorded_ns: int) -> bool:
     return mtime_ns in (recorded_ns, recorded_ns // 10**9 * 10**9)
 
 
-def compare(checkpoint: CheckpointRecord, *, deep: bool, pace: Pace = unlimited_pace) -> Comparison:
+def compare(checkpoint: Checkpoint, *, deep: bool, pace: Pace = unlimited_pace) -> Comparison:
     """Compare the files of a checkpoint with the ledger: sizes and times; the bytes too if these differ, or if `deep`.
 
     Bytes without a sha256 are compared with the checksums of their format. A file with another time and the same bytes
@@ -103,11 +103,7 @@ def compare(checkpoint: CheckpointRecord, *, deep: bool, pace: Pace = unlimited_
             fault = f"{piece.name} {'is gone' if is_gone else f'cannot be read: {err.strerror}'}"
             return Comparison(fault, checkpoint.files, "", is_unsure=not is_gone)
         if about.st_size != piece.size_bytes:
-            what = (
-                "is empty"
-                if not about.st_size
-                else f"has {about.st_size:,} bytes instead of {piece.size_bytes:,}"
-            )
+            what = "is empty" if not about.st_size else f"has {about.st_size:,} bytes instead of {piece.size_bytes:,}"
             return Comparison(f"{piece.name} {what}", checkpoint.files, "")
         is_touched = not is_same_time(about.st_mtime_ns, piece.mtime_ns)
         if is_touched or deep:
@@ -140,7 +136,7 @@ def _bytes_differ(root: Path, piece: CheckpointFile, is_touched: bool, pace: Pac
 # Moves
 
 
-def quarantine(root: Path, checkpoint: CheckpointRecord) -> list[tuple[str, str]]:
+def quarantine(root: Path, checkpoint: Checkpoint) -> list[tuple[str, str]]:
     """Quarantine the files of a torn checkpoint, so that scripts do not find them: rename them to `.NAME.torn-attempt-N` at
     the top of the checkpoint folder.
 
@@ -153,7 +149,7 @@ def quarantine(root: Path, checkpoint: CheckpointRecord) -> list[tuple[str, str]
     return _quarantine(root, names, checkpoint.attempt)
 
 
-def quarantine_unfinished(root: Path, checkpoint: CheckpointRecord, attempt: int) -> list[tuple[str, str]]:
+def quarantine_unfinished(root: Path, checkpoint: Checkpoint, attempt: int) -> list[tuple[str, str]]:
     """Quarantine folders named like that of a checkpoint, with greater numbers and no checkpoint file: ranks were killed
     before they wrote one.
 
@@ -161,9 +157,7 @@ def quarantine_unfinished(root: Path, checkpoint: CheckpointRecord, attempt: int
     """
     folder = root / checkpoint.main
     shape = mask_numbers(folder.name)
-    if "#" not in shape or not all(
-        piece.name.startswith(f"{checkpoint.main}/") for piece in checkpoint.files
-    ):
+    if "#" not in shape or not all(piece.name.startswith(f"{checkpoint.main}/") for piece in checkpoint.files):
         return []
     with contextlib.suppress(OSError):
         begun = [
@@ -197,10 +191,8 @@ def _quarantine(root: Path, names: Iterable[str], attempt: int) -> list[tuple[st
     return moved
 
 
-def keep_copy(
-    checkpoint: CheckpointRecord, kept_folder: Path, *, copies: bool, older: Iterable[Path] = ()
-) -> bool:
-    """Keep a checkpoint in the folder `kept` whatever its script does: by hard links, or by copies (which share blocks if the
+def keep_copy(checkpoint: Checkpoint, kept_folder: Path, *, copies: bool, older: Iterable[Path] = ()) -> bool:
+    """Keep a checkpoint in the folder `kept_folder` whatever its script does: by hard links, or by copies (which share blocks if the
     disk can) if its files are overwritten in place. Tell whether it is kept. `older`: the folders that it replaces. Raises
     OSError, also if copies would take too much of the disk."""
     root = Path(checkpoint.locations[0].root)
@@ -236,7 +228,7 @@ def _exclusive_bytes(folder: Path) -> int:
     return sum(about.st_size for about in found if stat.S_ISREG(about.st_mode) and about.st_nlink == 1)
 
 
-def restore(checkpoint: CheckpointRecord, kept_folder: Path, root: Path) -> bool:
+def restore(checkpoint: Checkpoint, kept_folder: Path, root: Path) -> bool:
     """Copy a kept checkpoint back to its original folder, if no file has these names. Tell whether it is complete there.
     Raises OSError."""
     targets = [root / piece.name for piece in checkpoint.files]
@@ -270,7 +262,7 @@ def _copy_block(read: int, write: int, done: int) -> int:
         return os.sendfile(write, read, done, 1 << 30)
 
 
-def delete_checkpoint(checkpoint: CheckpointRecord, root: Path) -> str:
+def delete_checkpoint(checkpoint: Checkpoint, root: Path) -> str:
     """Delete the files of a checkpoint, and nothing else; return why it stays, empty once it is deleted. All of it is renamed
     first: what cannot be deleted must not look like a checkpoint, and a repeated call finds what a killed one has left."""
     folder = root / checkpoint.main
@@ -299,9 +291,7 @@ def delete_checkpoint(checkpoint: CheckpointRecord, root: Path) -> str:
 
 def _files_below(folder: Path) -> int:
     found = os.walk(folder)
-    return sum(
-        len(files) + sum(Path(above, name).is_symlink() for name in inner) for above, inner, files in found
-    )
+    return sum(len(files) + sum(Path(above, name).is_symlink() for name in inner) for above, inner, files in found)
 
 
 def remove_folder(path: Path) -> None:

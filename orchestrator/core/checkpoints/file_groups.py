@@ -46,9 +46,7 @@ _TEXTS = _suffixes(
 )
 """Suffixes of files that are not a checkpoint by themselves; they may be part of one."""
 
-_TEMPORARY = re.compile(
-    r"^tmp|[._-](tmp|temp|incomplete|lock)([._-]|\d|$)|\.(part|partial)$|~$", re.IGNORECASE
-)
+_TEMPORARY = re.compile(r"^tmp|[._-](tmp|temp|incomplete|lock)([._-]|\d|$)|\.(part|partial)$|~$", re.IGNORECASE)
 _UNFINISHED = re.compile(r"(?:^|[._-])(?:is-)?(?:incomplete|unfinished|in-?_?progress)(?:[._-]|$)", re.I)
 _MARKER_FILE = re.compile(r"(.+?)[._-](?:incomplete|unfinished|in-?_?progress|tmp[._-]?done)$", re.IGNORECASE)
 
@@ -114,7 +112,7 @@ _CHECKPOINT_WORDS = _word_pattern("ckpt chkpt checkpoint snapshot state step epo
 
 @dataclass(slots=True)
 class FileGroup:
-    """Files that form one checkpoint. `main`: the folder or file that represents it; `mark`: why it is unfinished."""
+    """Files that form one checkpoint. `main`: the folder or file that represents it; `unfinished_reason`: why it is unfinished."""
 
     key: str
     series: str
@@ -155,9 +153,7 @@ def file_role(name: str) -> Role:
     """Return the role of a file in its checkpoint. NumPy arrays are training state only if their name says so."""
     stem = name.rpartition("/")[2].lower().partition(".")[0]
     is_array = name.endswith((".npy", ".npz")) and not _CHECKPOINT_WORDS.search(stem)
-    return next(
-        (found for found, words in _ROLES if words.search(stem)), Role.OTHER if is_array else Role.MAIN
-    )
+    return next((found for found, words in _ROLES if words.search(stem)), Role.OTHER if is_array else Role.MAIN)
 
 
 def mask_numbers(name: str) -> str:
@@ -202,9 +198,7 @@ def group_files(names: Iterable[str]) -> dict[str, FileGroup]:
         if folder is not None:
             file_group = groups.setdefault(folder.key, folder)
             if is_temporary(last) or _UNFINISHED.search(last):
-                file_group.unfinished_reason = (
-                    file_group.unfinished_reason or f"{name} marks it as unfinished"
-                )
+                file_group.unfinished_reason = file_group.unfinished_reason or f"{name} marks it as unfinished"
         elif is_temporary(last) or last in POINTERS or _MARKER_FILE.fullmatch(last):
             continue
         else:
@@ -216,9 +210,7 @@ def group_files(names: Iterable[str]) -> dict[str, FileGroup]:
         if file_group.main in beside.values():
             markers.append(file_group.main)
         if markers:
-            file_group.unfinished_reason = (
-                file_group.unfinished_reason or f"{markers[0]} marks it as unfinished"
-            )
+            file_group.unfinished_reason = file_group.unfinished_reason or f"{markers[0]} marks it as unfinished"
         if is_temporary(PurePosixPath(file_group.main).name) and file_group.is_folder:
             file_group.unfinished_reason = file_group.unfinished_reason or "its name marks it as unfinished"
         if not file_group.is_folder:
@@ -282,9 +274,7 @@ class _FolderTree:
             if _INNER.search(name):
                 continue
             words = _WORD_COUNT if only_number else _STEPS
-            numbers = {
-                int(found) for match in words.finditer(_stem(name)) for found in match.groups() if found
-            }
+            numbers = {int(found) for match in words.finditer(_stem(name)) for found in match.groups() if found}
             if numbers and not numbers & own_numbers:
                 return True
         return False
@@ -302,9 +292,7 @@ def _single_file_group(folder: str, name: str) -> FileGroup:
     if count:
         unit = "epoch" if re.search(r"epoch", name, re.IGNORECASE) else ""
         # The best ones of one epoch differ in a loss; a part of a checkpoint has the loss of the others or none.
-        loss = (
-            "".join(f"~{number}" for number in _DECIMAL.findall(name)) if file_role(name) is Role.MAIN else ""
-        )
+        loss = "".join(f"~{number}" for number in _DECIMAL.findall(name)) if file_role(name) is Role.MAIN else ""
         key = f"{prefix}#{unit}{'-'.join(count)}{loss}"
         return FileGroup(key, f"{prefix}#{unit}", "", False, count, tag)
     stem = "parts" if file_role(name) not in (Role.MAIN, Role.OTHER) else _PART_NUMBERS.sub("", name)

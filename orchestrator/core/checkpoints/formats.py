@@ -101,9 +101,7 @@ def read_file(root: Path, name: str, size_bytes: int) -> FileReading:
 
 def _read_path(root: Path, name: str, size_bytes: int) -> FileReading:
     if not size_bytes:
-        empty = file_groups.is_checkpoint_file(name) or name.endswith(
-            (file_groups.METADATA, file_groups.TRAINER_STATE)
-        )
+        empty = file_groups.is_checkpoint_file(name) or name.endswith((file_groups.METADATA, file_groups.TRAINER_STATE))
         return FileReading(fault="is empty") if empty else NOTHING
     with open_regular(root / name) as file:
         return _read_open_file(file, name, size_bytes)
@@ -204,9 +202,7 @@ def _read_dcp(data: bytes, path: PurePosixPath) -> FileReading:
                 ends[piece] = max(ends.get(piece, 0), offset + token)
     except ValueError:
         return FileReading(fault="is cut off")
-    needs = tuple(
-        RequiredFile(str(path.parent / piece), end, str(path)) for piece, end in sorted(ends.items())
-    )
+    needs = tuple(RequiredFile(str(path.parent / piece), end, str(path)) for piece, end in sorted(ends.items()))
     return FileReading(is_proved=bool(needs), needs=needs)
 
 
@@ -223,15 +219,11 @@ def _read_zip(file: BinaryIO, *, has_others: bool) -> FileReading:
             data = _read_record_head(file, state) if state is not None else b""
     except _ZIP_ERRORS as err:
         _raise_disk_error(err)
-        return FileReading(
-            fault="is cut off: its zip has no end" if "not a zip" in str(err) else f"is damaged: {err}"
-        )
+        return FileReading(fault="is cut off: its zip has no end" if "not a zip" in str(err) else f"is damaged: {err}")
     if state is not None:
         return _read_state(data, is_whole=is_whole)
     # Stable-Baselines3 has a torch.save of each part in a zip.
-    return FileReading(
-        is_proved=is_whole, has_optimizer=any("optim" in record.filename for record in records)
-    )
+    return FileReading(is_proved=is_whole, has_optimizer=any("optim" in record.filename for record in records))
 
 
 def _read_record_head(file: BinaryIO, record: zipfile.ZipInfo) -> bytes:

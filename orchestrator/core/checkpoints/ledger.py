@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 from orchestrator.core import codec
-from orchestrator.core.checkpoints.checkpoint import CheckpointRecord, CheckpointState, FileLocation
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointState, FileLocation
 from orchestrator.core.jobdir import full_disk, ownership
 from orchestrator.core.jobdir.durable import replace_text, sync_folder
 
@@ -27,7 +27,7 @@ ENDED_MAX = 1_000
 ENDED_STATES = (CheckpointState.TORN, CheckpointState.GONE, CheckpointState.PRUNED)
 
 
-def read(job_root: Path, file: Path) -> tuple[dict[int, CheckpointRecord], list[str]]:
+def read(job_root: Path, file: Path) -> tuple[dict[int, Checkpoint], list[str]]:
     """Return the checkpoints by number, none without a file, and a message for each line that cannot be read. Raises OSError."""
     try:
         lines = ownership.read_regular(file).split(b"\n")
@@ -41,7 +41,7 @@ def read(job_root: Path, file: Path) -> tuple[dict[int, CheckpointRecord], list[
             changes.setdefault(codec.unpack(int, change["number"]), []).append(change)
         except (codec.CodecError, KeyError):
             faults.append(f"{file}:{at} cannot be read")
-    checkpoints: dict[int, CheckpointRecord] = {}
+    checkpoints: dict[int, Checkpoint] = {}
     for number, own in sorted(changes.items()):
         checkpoint, fault = _apply_changes(own)
         if checkpoint is not None:
@@ -53,17 +53,17 @@ def read(job_root: Path, file: Path) -> tuple[dict[int, CheckpointRecord], list[
     return checkpoints, faults
 
 
-def _apply_changes(changes: list[codec.Json]) -> tuple[CheckpointRecord | None, str]:
+def _apply_changes(changes: list[codec.Json]) -> tuple[Checkpoint | None, str]:
     """Apply changes to a checkpoint, without those that are invalid; return it, and why the first invalid one is."""
     data: codec.Json = {}
     for change in changes:
         data |= change
     with contextlib.suppress(codec.CodecError):
-        return codec.unpack(CheckpointRecord, data), ""
+        return codec.unpack(Checkpoint, data), ""
     checkpoint, data, fault = None, {}, ""
     for change in changes:
         try:
-            checkpoint = codec.unpack(CheckpointRecord, data | change)
+            checkpoint = codec.unpack(Checkpoint, data | change)
             data |= change
         except codec.CodecError as err:
             fault = fault or str(err)
@@ -78,9 +78,7 @@ class Ledger:
         self._root = job_root
         self._file = file
         self.checkpoints, self.faults = read(job_root, file)
-        self._written: dict[int, codec.Json] = {
-            number: self._packed(save) for number, save in self.checkpoints.items()
-        }
+        self._written: dict[int, codec.Json] = {number: self._packed(save) for number, save in self.checkpoints.items()}
         self._dirty: dict[int, None] = {}
         self._reported_fault = ""
         if file.exists() and file.stat().st_size > COMPACT_BYTES:
@@ -91,7 +89,7 @@ class Ledger:
     def next_number(self) -> int:
         return max(self.checkpoints, default=0) + 1
 
-    def put(self, checkpoint: CheckpointRecord) -> None:
+    def put(self, checkpoint: Checkpoint) -> None:
         """Enter a checkpoint, new or changed; `flush` writes it."""
         if self.checkpoints.get(checkpoint.number) != checkpoint:
             self.checkpoints[checkpoint.number] = checkpoint
@@ -153,19 +151,17 @@ class Ledger:
         ended = [number for number, save in self.checkpoints.items() if save.state in ENDED_STATES]
         forgotten = set(ended[:-ENDED_MAX])
         checkpoints = {number: save for number, save in self.checkpoints.items() if number not in forgotten}
-        checkpoints |= {
-            number: dataclasses.replace(checkpoints[number], files=()) for number in ended[-ENDED_MAX:]
-        }
+        checkpoints |= {number: dataclasses.replace(checkpoints[number], files=()) for number in ended[-ENDED_MAX:]}
         written = {number: self._packed(save) for number, save in checkpoints.items()}
         replace_text(self._file, "".join(json.dumps(packed) + "\n" for packed in written.values()))
         self.checkpoints, self._written = checkpoints, written
 
-    def _packed(self, checkpoint: CheckpointRecord) -> codec.Json:
+    def _packed(self, checkpoint: Checkpoint) -> codec.Json:
         packed: codec.Json = codec.pack(_relocate(checkpoint, self._root, is_read=False))
         return packed
 
 
-def _relocate(checkpoint: CheckpointRecord, root: Path, *, is_read: bool) -> CheckpointRecord:
+def _relocate(checkpoint: Checkpoint, root: Path, *, is_read: bool) -> Checkpoint:
     """Return a checkpoint with its folders as in memory (absolute), or as in the file (relative)."""
 
     def relocated(place: FileLocation) -> FileLocation:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable
 from itertools import pairwise
 
-from orchestrator.core.checkpoints.checkpoint import CheckpointRecord, StepSource
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, StepSource
 
 NEAR_STEPS = 2
 """Error of a count that is taken from file times: their clock ticks every 4 to 10 ms, a step may take 1."""
@@ -25,7 +25,7 @@ CONSTANT_MIN = 3
 """A number that is equal in this many checkpoints of an attempt is a setting, not a step."""
 
 
-def are_steps_misstated(checkpoints: Iterable[CheckpointRecord]) -> bool:
+def are_steps_misstated(checkpoints: Iterable[Checkpoint]) -> bool:
     """Tell whether stated steps go back, or stay equal, while an attempt makes steps."""
     stating = _group_stating_checkpoints(checkpoints)
     return any(
@@ -33,23 +33,21 @@ def are_steps_misstated(checkpoints: Iterable[CheckpointRecord]) -> bool:
         for own in stating.values()
         for earlier, later in pairwise(own)
     ) or any(
-        len(own) >= CONSTANT_MIN
-        and own[0].stated == own[-1].stated
-        and own[-1].steps > own[0].steps + FAR_STEPS
+        len(own) >= CONSTANT_MIN and own[0].stated == own[-1].stated and own[-1].steps > own[0].steps + FAR_STEPS
         for own in stating.values()
     )
 
 
-def _group_stating_checkpoints(checkpoints: Iterable[CheckpointRecord]) -> dict[int, list[CheckpointRecord]]:
+def _group_stating_checkpoints(checkpoints: Iterable[Checkpoint]) -> dict[int, list[Checkpoint]]:
     """Return the checkpoints that state a step, by attempt, in their order."""
-    by_attempt: dict[int, list[CheckpointRecord]] = {}
+    by_attempt: dict[int, list[Checkpoint]] = {}
     for checkpoint in sorted(checkpoints, key=lambda save: save.number):
         if checkpoint.stated is not None and checkpoint.steps:
             by_attempt.setdefault(checkpoint.attempt, []).append(checkpoint)
     return by_attempt
 
 
-def _are_single(checkpoints: Collection[CheckpointRecord]) -> bool:
+def _are_single(checkpoints: Collection[Checkpoint]) -> bool:
     """Tell whether one stated step is one counted step: each attempt made as many of both from its first checkpoint to its
     last, the first attempt from 0."""
     first = min(save.attempt for save in checkpoints)
@@ -61,9 +59,7 @@ def _are_single(checkpoints: Collection[CheckpointRecord]) -> bool:
     return bool(drifts) and all(abs(drift) <= NEAR_STEPS for drift in drifts)
 
 
-def job_step(
-    checkpoint: CheckpointRecord, base_step: int, *, misstated: bool
-) -> tuple[int | None, StepSource]:
+def job_step(checkpoint: Checkpoint, base_step: int, *, misstated: bool) -> tuple[int | None, StepSource]:
     """Return the job's step of a checkpoint whose attempt began at `base_step`, and its source."""
     if checkpoint.stated is not None and not misstated:
         return checkpoint.stated, StepSource.STATED
@@ -81,9 +77,9 @@ def _numbers(name: str) -> list[int]:
 
 
 def find_true_start(
-    checkpoint: CheckpointRecord,
+    checkpoint: Checkpoint,
     base_step: int,
-    others: Collection[CheckpointRecord],
+    others: Collection[Checkpoint],
     *,
     misstated: bool,
     read: int = 0,
@@ -94,11 +90,7 @@ def find_true_start(
     job that it had read, if the checkpoint states as many more as its attempt had made.
     """
     if read and not misstated and checkpoint.stated is not None and base_step <= NEAR_STEPS:
-        return (
-            read
-            if abs(checkpoint.stated - checkpoint.steps - read) <= NEAR_STEPS and checkpoint.steps
-            else None
-        )
+        return read if abs(checkpoint.stated - checkpoint.steps - read) <= NEAR_STEPS and checkpoint.steps else None
     earlier = [other for other in others if other.attempt < checkpoint.attempt and other.step is not None]
     truth = None if misstated else checkpoint.stated
     if truth is not None and not _are_single([*others, checkpoint]):
@@ -112,7 +104,5 @@ def find_true_start(
         return None
     if abs(begun) <= NEAR_STEPS:
         return 0
-    near = [
-        other.step for other in earlier if other.step is not None and abs(other.step - begun) <= FAR_STEPS
-    ]
+    near = [other.step for other in earlier if other.step is not None and abs(other.step - begun) <= FAR_STEPS]
     return min(near, key=lambda step: abs(step - begun)) if near else None

@@ -51,7 +51,7 @@ def split_glob(folder: Path, glob: str) -> tuple[Path, str]:
 
 
 def scan(root: Path, glob: str = "*") -> Tree:
-    """Return what is below `root` and matches `glob`, see `fits`."""
+    """Return what is below `root` and matches `glob`, see `matches_glob`."""
     tree, pattern = Tree(root), _parts(glob)
     todo = [("", 0, _expand_globstar(frozenset({0}), pattern))]
     count, due_s = 0, time.monotonic() + SCAN_S_MAX
@@ -75,9 +75,7 @@ def scan(root: Path, glob: str = "*") -> Tree:
             count += 1
             if count > ENTRIES_MAX or time.monotonic() > due_s:
                 is_long = count <= ENTRIES_MAX
-                tree.cut = (
-                    f"not all within {SCAN_S_MAX:g} s" if is_long else f"more than {ENTRIES_MAX:,} entries"
-                )
+                tree.cut = f"not all within {SCAN_S_MAX:g} s" if is_long else f"more than {ENTRIES_MAX:,} entries"
                 return tree
             with contextlib.suppress(OSError):
                 if add_entry(tree, entry.path, name, is_top=depth < len(pattern)):

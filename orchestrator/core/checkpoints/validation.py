@@ -1,6 +1,6 @@
 """Validation of a checkpoint's files: its format, the files that it needs, damage, and its step. Reads, changes nothing.
 
-`fault` returns why it cannot be complete. `has_last_word` tells whether its format alone shows that it is complete, for
+`find_fault` returns why it cannot be complete. `is_format_complete` tells whether its format alone shows that it is complete, for
 when no later step of the ranks can show that.
 """
 
@@ -56,9 +56,7 @@ def read_group(
     format_ = _detect_format(group, readings)
     main = readings.get(group.main, formats.NOTHING)
     needs = {
-        need
-        for name, reading in readings.items()
-        for need in (*reading.needs, *formats.find_numbered_parts(name))
+        need for name, reading in readings.items() for need in (*reading.needs, *formats.find_numbered_parts(name))
     }
     needs |= _required_files(format_, group)
     return GroupReading(
@@ -69,15 +67,11 @@ def read_group(
         is_unsure=any(finding.is_unsure for finding in readings.values()),
         needs=tuple(sorted(needs, key=lambda need: need.name)),
         is_proved=not faults
-        and all(
-            readings[name].is_proved for name in group.names if _must_be_proved(name, files[name].size_bytes)
-        ),
+        and all(readings[name].is_proved for name in group.names if _must_be_proved(name, files[name].size_bytes)),
         is_marked_complete=_is_marked_complete(format_, group, files, main, pointed),
         step=_find_step(format_, group, readings, main),
         cites=tuple(
-            dict.fromkeys(
-                [*(cite for finding in readings.values() for cite in finding.cites), *sorted(pointed)]
-            )
+            dict.fromkeys([*(cite for finding in readings.values() for cite in finding.cites), *sorted(pointed)])
         ),
     )
 
@@ -148,8 +142,7 @@ def is_format_complete(reading: GroupReading, sizes: Collection[str], world_size
         reading.is_marked_complete
         and reading.is_proved
         and all(
-            len(own) == world_size or (own == {0} and not _EVERY_RANK.search(series))
-            for series, own in ranks.items()
+            len(own) == world_size or (own == {0} and not _EVERY_RANK.search(series)) for series, own in ranks.items()
         )
     )
 
@@ -171,9 +164,7 @@ def _base_names(group: file_groups.FileGroup) -> set[str]:
 
 def _detect_format(group: file_groups.FileGroup, readings: Mapping[str, formats.FileReading]) -> Format:
     base = _base_names(group)
-    is_trainer_folder = _CHECKPOINT_N.fullmatch(PurePosixPath(group.main).name) or any(
-        map(_OPTIMIZER.fullmatch, base)
-    )
+    is_trainer_folder = _CHECKPOINT_N.fullmatch(PurePosixPath(group.main).name) or any(map(_OPTIMIZER.fullmatch, base))
     if group.is_folder and (
         file_groups.TRAINER_STATE in base or (file_groups.TRAINING_ARGS in base and is_trainer_folder)
     ):
@@ -183,9 +174,7 @@ def _detect_format(group: file_groups.FileGroup, readings: Mapping[str, formats.
     if any(reading.is_lightning for reading in readings.values()):
         return Format.LIGHTNING
     if file_groups.METADATA in base or any(name.endswith((".distcp", file_groups.METADATA)) for name in base):
-        is_lightning = group.is_folder and (
-            group.main.endswith(".ckpt") or file_groups.LIGHTNING_LAST in base
-        )
+        is_lightning = group.is_folder and (group.main.endswith(".ckpt") or file_groups.LIGHTNING_LAST in base)
         return Format.LIGHTNING if is_lightning else Format.DCP
     if any(map(_ZERO.search, base)):
         return Format.DEEPSPEED
@@ -272,9 +261,7 @@ def _is_marked_complete(
     base = _base_names(group)
     match format_:
         case Format.TRAINER:
-            has_model = any(
-                file_groups.file_role(name) is file_groups.Role.MODEL for name in base
-            ) or _is_nested(group)
+            has_model = any(file_groups.file_role(name) is file_groups.Role.MODEL for name in base) or _is_nested(group)
             return file_groups.TRAINER_STATE in base and has_model
         case Format.ACCELERATE:
             return any(name.startswith(("model", "pytorch_model")) for name in base)
@@ -282,8 +269,7 @@ def _is_marked_complete(
             # If it lies deeper, more is written to the folder around it.
             top = PurePosixPath(group.main)
             return any(
-                name.endswith(file_groups.METADATA) and PurePosixPath(name).parent == top
-                for name in group.names
+                name.endswith(file_groups.METADATA) and PurePosixPath(name).parent == top for name in group.names
             )
         case Format.LIGHTNING if group.is_folder:
             return file_groups.LIGHTNING_LAST in base or "checkpoint" in base
@@ -292,12 +278,8 @@ def _is_marked_complete(
             has_model = any("model" in name for name in base)
             return has_model and (group.main in pointed or number in pointed)
         case _:
-            is_alone = (
-                len(group.names) == 1 and not group.is_folder and not file_groups.find_ranks(group.names)
-            )
-            return is_alone and (
-                file_groups.file_role(group.main) is file_groups.Role.MAIN or main.has_optimizer
-            )
+            is_alone = len(group.names) == 1 and not group.is_folder and not file_groups.find_ranks(group.names)
+            return is_alone and (file_groups.file_role(group.main) is file_groups.Role.MAIN or main.has_optimizer)
 
 
 def _find_step(
@@ -307,9 +289,7 @@ def _find_step(
     main: formats.FileReading,
 ) -> int | None:
     """Return the step from its state file, its main file or its name."""
-    state = next(
-        (readings[name].step for name in group.names if name.endswith(f"/{file_groups.TRAINER_STATE}")), None
-    )
+    state = next((readings[name].step for name in group.names if name.endswith(f"/{file_groups.TRAINER_STATE}")), None)
     if format_ is Format.TRAINER and state is not None:
         return state
     if format_ is Format.LIGHTNING and main.step is not None:

@@ -32,9 +32,7 @@ def find_nvidia_smi(path: str | None = None) -> str | None:
     """Return where nvidia-smi is: in PATH or where drivers put it; with `path`, in that PATH only. None where it is not
     found."""
     usual = _PLACES if path is None else ()
-    return shutil.which("nvidia-smi", path=path) or next(
-        (place for place in usual if shutil.which(place)), None
-    )
+    return shutil.which("nvidia-smi", path=path) or next((place for place in usual if shutil.which(place)), None)
 
 
 def run_nvidia_smi(tool: str, *options: str, limit_s: float) -> subprocess.CompletedProcess[str]:

@@ -56,9 +56,7 @@ def read_all(home: Path) -> dict[str, HostHealth]:
 
 def recent_failures(home: Path, wall_s: float) -> dict[str, HostHealth]:
     """Return the failures that still count, by host."""
-    return {
-        host: note for host, note in read_all(home).items() if note.fault and wall_s - note.at < FAILURE_S_MAX
-    }
+    return {host: note for host, note in read_all(home).items() if note.fault and wall_s - note.at < FAILURE_S_MAX}
 
 
 def _path(home: Path, host: str) -> Path:

@@ -19,9 +19,7 @@ ADDRESSES_MAX = 256
 
 _SYS_NET = Path("/sys/class/net")
 
-_LAST = re.compile(
-    r"docker|br-|virbr|veth|tun|tap|cni|flannel|cali|cilium|lxc|lxd|podman|vmnet|vboxnet|kube|dummy"
-)
+_LAST = re.compile(r"docker|br-|virbr|veth|tun|tap|cni|flannel|cali|cilium|lxc|lxd|podman|vmnet|vboxnet|kube|dummy")
 """Interfaces that lead to containers, virtual machines or tunnels of this host, seldom to another host."""
 
 _SIOCGIFCONF, _SIOCGIFFLAGS = 0x8912, 0x8913  # linux/sockios.h

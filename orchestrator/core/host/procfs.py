@@ -149,7 +149,7 @@ def find_by_env(marker: bytes) -> list[Proc]:
 
 
 def environment(pid: int, name: str) -> str:
-    """Return a variable of a process's first environment, see `with_env`; empty where it has none."""
+    """Return a variable of a process's first environment, see `find_by_env`; empty where it has none."""
     head = f"{name}=".encode()
     entries = _read(PROC / str(pid) / "environ", ENVIRON_BYTES_MAX).split(b"\0")
     values = (entry.removeprefix(head) for entry in entries if entry.startswith(head))

@@ -37,7 +37,7 @@ def atomic_replacement(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def replace_bytes(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = True) -> None:
-    """Put `data` at `path` as `installed` does."""
+    """Put `data` at `path` as `atomic_replacement` does."""
     with atomic_replacement(path, durable=durable) as part:
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(fd, "wb") as file:

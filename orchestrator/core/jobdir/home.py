@@ -88,12 +88,10 @@ def unfinished_jobs(folder: Path) -> list[JobDir]:
 
 
 def is_own_job(job: JobDir) -> bool:
-    """Tell whether the job exists, belongs to this user, and is not a copy. `require_ours` also checks that no other user
+    """Tell whether the job exists, belongs to this user, and is not a copy. `require_own_job` also checks that no other user
     can write to it."""
     return (
-        ownership.belongs_to_caller(job.root)
-        and ownership.belongs_to_caller(job.plan)
-        and find_original(job) is None
+        ownership.belongs_to_caller(job.root) and ownership.belongs_to_caller(job.plan) and find_original(job) is None
     )
 
 
@@ -167,7 +165,7 @@ def _age(job_id: str) -> tuple[str, str]:
 
 
 def find_job(folder: Path, job_ref: str | None, *, running: bool = False) -> JobDir:
-    """Return the job with this id, or the latest with this name, or the latest of all when `wanted` is None.
+    """Return the job with this id, or the latest with this name, or the latest of all when `job_ref` is None.
 
     A part of an id is enough, see `_is_part`. `running`: the latest job with this name that has not ended is preferred.
     Raises UserError, with the nearest names, when there is no such job.

@@ -166,7 +166,5 @@ def hold_ended_job(job: JobDir) -> Iterator[None]:
     another command holds the lock, and OSError."""
     with hold_command_lock(job, 0.0):
         if not job.ended.exists():
-            raise ClusterError(
-                "the job was resumed, so it has not ended", job.id, f"see orch status {job.id}"
-            )
+            raise ClusterError("the job was resumed, so it has not ended", job.id, f"see orch status {job.id}")
         yield

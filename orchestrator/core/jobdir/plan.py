@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.plan_types import Limits, PlannedNode, PlannedPool
@@ -61,6 +62,8 @@ class PlannedBatch:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Everything decided before the first process starts."""
+
+    FORMER: ClassVar[dict[str, str]] = {"set_aside": "avoided_hosts"}
 
     id: str
     name: str

@@ -43,7 +43,7 @@ class JobRequest:
 def send(folder: Path, action: str, **more: str) -> int:
     """Write a request and return its number; two at once get two numbers.
 
-    `what`: cancel; restart; look, for an inspection; resume, with `save`, its number or 0; or allocation_ended, with
+    `action`: cancel; restart; look, for an inspection; resume, with `save`, its number or 0; or allocation_ended, with
     `allocation`, `cause` (a value of `Cause`) and `why`. Raises UserError for another user's job and for a copy, and
     ClusterError when the disk refuses.
     """
@@ -73,9 +73,7 @@ def _send(folder: Path, what: str, fields: dict[str, str]) -> int:
     part = folder / f".{os.urandom(6).hex()}.part"
     replace_text(part, codec.dumps_plain({"ask": what, **fields}))
     try:
-        for number in range(
-            max([number_of(path) for path in folder.glob("*.json")], default=0) + 1, NUMBER_MAX
-        ):
+        for number in range(max([number_of(path) for path in folder.glob("*.json")], default=0) + 1, NUMBER_MAX):
             try:
                 os.link(part, folder / f"{number:06d}.json")
             except FileExistsError:

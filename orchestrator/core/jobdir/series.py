@@ -29,7 +29,7 @@ LINE_BYTES_MAX = 8 << 20
 DIGITS = 6
 
 RANK_FIELDS = 6
-"""How many values of a row are fields of `RankSample`; the others are those of `Usage`."""
+"""How many values of a row are fields of `RankMeasurement`; the others are those of `Usage`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def pause_s(line_bytes: int, age_s: float) -> float:
 
 def read(path: Path, interval_s: float = 0.0) -> Iterator[Measurement]:
     """Yield the samples of a series in the order of their lines; none where there is no file that can be read. Those less
-    than `apart_s` after the one before are left out unread: a curve needs a thousand, and a month has many more."""
+    than `interval_s` after the one before are left out unread: a curve needs a thousand, and a month has many more."""
     try:
         fd = ownership.open_regular(path)
     except OSError:
@@ -119,7 +119,7 @@ def read(path: Path, interval_s: float = 0.0) -> Iterator[Measurement]:
 
 
 def _pack_line(sample: Measurement) -> bytes:
-    """Return a line: time, attempt, and of each rank its values in the order of `RankSample`, without the last unknown ones."""
+    """Return a line: time, attempt, and of each rank its values in the order of `RankMeasurement`, without the last unknown ones."""
     rows = []
     for rank in sample.ranks:
         own = (rank.rank, rank.step, rank.steps_per_s, rank.step_s, rank.loss, rank.learning_rate)
@@ -148,9 +148,7 @@ def _parse_sample(data: list[Any]) -> Measurement:
         rows = [[float(item) if type(item) is str else item for item in row] for row in rows]
     if not types <= _TYPES or not {type(row[0]) for row in rows} <= {int}:
         raise ValueError("no numbers of ranks")
-    rows = [
-        [*row[:RANK_FIELDS], Usage(*row[RANK_FIELDS:])] if len(row) > RANK_FIELDS else row for row in rows
-    ]
+    rows = [[*row[:RANK_FIELDS], Usage(*row[RANK_FIELDS:])] if len(row) > RANK_FIELDS else row for row in rows]
     return Measurement(float(wall_s), attempt, tuple([RankMeasurement(*row) for row in rows]))
 
 

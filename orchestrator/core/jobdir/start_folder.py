@@ -98,6 +98,4 @@ def find_links(job: JobDir) -> dict[str, str]:
 
 def find_output_links(job: JobDir) -> dict[str, str]:
     """Return those links that have the usual name of an output folder."""
-    return {
-        name: to for name, to in find_links(job).items() if name.rpartition("/")[2].lower() in OUTPUT_FOLDERS
-    }
+    return {name: to for name, to in find_links(job).items() if name.rpartition("/")[2].lower() in OUTPUT_FOLDERS}

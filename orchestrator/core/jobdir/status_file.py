@@ -184,9 +184,7 @@ class Status:
 FLATTENED_FIELDS: dict[str, type[Training | Usage]] = {"training": Training, "usage": Usage}
 """Fields of a status and of its ranks whose keys are flattened into JSON, always and in this order."""
 
-_KEYS = {
-    name: tuple(field.name for field in dataclasses.fields(part)) for name, part in FLATTENED_FIELDS.items()
-}
+_KEYS = {name: tuple(field.name for field in dataclasses.fields(part)) for name, part in FLATTENED_FIELDS.items()}
 
 _DEFAULTS = {
     field.name: codec.pack(field.default)
@@ -273,11 +271,7 @@ def to_json(status: Status) -> Json:
     kept = {"supervisor"} if status.is_late else set()  # its process may not be known
     packed = _flat(codec.pack(status))
     packed["ranks"] = [_flat(rank) for rank in packed["ranks"]]
-    return {
-        key: item
-        for key, item in packed.items()
-        if key in kept or key not in _DEFAULTS or item != _DEFAULTS[key]
-    }
+    return {key: item for key, item in packed.items() if key in kept or key not in _DEFAULTS or item != _DEFAULTS[key]}
 
 
 def loads(text: str | bytes) -> Status:

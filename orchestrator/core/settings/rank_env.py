@@ -114,9 +114,7 @@ def node_env(at: NodePlan, outer: Mapping[str, str], secrets: Mapping[str, str])
     plan, gpus = at.plan, at.planned_node.gpus
     env = {**outer, **_user_env(plan, _values(plan, at.job), of_attempt=False), **secrets}
     if plan.ssh is None:
-        env["ORCH_HOME"] = str(
-            at.job.root.parent.parent
-        )  # a job that a rank submits is found where this one is
+        env["ORCH_HOME"] = str(at.job.root.parent.parent)  # a job that a rank submits is found where this one is
     if gpus and "CUDA_VISIBLE_DEVICES" not in plan.env:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in gpus)
     return env
@@ -155,8 +153,7 @@ def inherited_env(plan: Plan, outer: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in outer.items()
-        if (plan.slurm is None or name not in NODE_VARIABLES)
-        and not (activates and _CONDA_MARK.fullmatch(name))
+        if (plan.slurm is None or name not in NODE_VARIABLES) and not (activates and _CONDA_MARK.fullmatch(name))
     }
 
 
@@ -164,7 +161,7 @@ def rank_env(at: NodePlan, rank: int, rendezvous_address: tuple[str, int]) -> di
     """Return the variables that are one rank's own: on Slurm those of its step, the user's that name the attempt, torchrun's
     contract, then ours.
 
-    `meet`: address and port. TORCHELASTIC_USE_AGENT_STORE is never set: rank 0 itself serves the store, a new one for each
+    `rendezvous_address`: address and port. TORCHELASTIC_USE_AGENT_STORE is never set: rank 0 itself serves the store, a new one for each
     attempt.
     """
     plan, ranks, values = at.plan, at.ranks, at.placeholder_values()

@@ -102,9 +102,7 @@ class EnvLayers:
     given: Mapping[str, str]
 
     @classmethod
-    def before_setup(
-        cls, host: Mapping[str, str], job: Mapping[str, str], node: Mapping[str, str]
-    ) -> EnvLayers:
+    def before_setup(cls, host: Mapping[str, str], job: Mapping[str, str], node: Mapping[str, str]) -> EnvLayers:
         """Return the layers before setup lines; `node`: what the node itself sets."""
         return cls(host, job, {**host, **job, **node})
 
@@ -158,9 +156,7 @@ def _yield_to_given(setting: Setting, plan: Plan, layers: EnvLayers) -> Setting:
     pairs = {**_OTHER_NAMES, **{old: new for new, old in _OTHER_NAMES.items()}}
     twin = pairs.get(setting.name, "")
     if twin in layers.given and setting.set_by is SetBy.ORCH:
-        return Setting(
-            setting.name, layers.given[twin], SetBy.ORCH, f"as {twin}: torch has both names for it"
-        )
+        return Setting(setting.name, layers.given[twin], SetBy.ORCH, f"as {twin}: torch has both names for it")
     return setting
 
 
@@ -192,7 +188,9 @@ def _threads(facts: HardwareFacts | None, at: NodePlan) -> Setting:
         cores, what = facts.slurm_cpus, f"{format_count(facts.slurm_cpus, 'CPU')} from Slurm"
     if plan.ssh is not None and not at.gpus:
         sharers = slots or facts.cpus
-        sharers_text = f"{format_count(sharers, 'slot')} of the host, {'from hosts_file' if slots else 'one for each CPU'}"
+        sharers_text = (
+            f"{format_count(sharers, 'slot')} of the host, {'from hosts_file' if slots else 'one for each CPU'}"
+        )
     elif plan.slurm is None and at.gpus and len(facts.gpus) >= ranks:
         sharers, sharers_text = len(facts.gpus), f"{format_count(len(facts.gpus), 'GPU')} of the host"
     else:

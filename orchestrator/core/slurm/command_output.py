@@ -193,11 +193,7 @@ def queue_position(text: str, job_id: str) -> str:
     rows = [line.strip().partition("|") for line in text.splitlines()]
     partition = next((partition for one, _, partition in rows if one == job_id), "")
     waiting = [one for one, _, partition_of_one in rows if partition_of_one == partition]
-    return (
-        f", number {waiting.index(job_id) + 1} of {len(waiting)} in partition {partition}"
-        if partition
-        else ""
-    )
+    return f", number {waiting.index(job_id) + 1} of {len(waiting)} in partition {partition}" if partition else ""
 
 
 def expected_start_text(expected: str | None) -> str:

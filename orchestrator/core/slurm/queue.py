@@ -1,7 +1,7 @@
 """Client of Slurm's queue: one squeue for all jobs, whose answer is cached for two seconds.
 
 Rules: if Slurm does not answer, its last answer is kept, with its age and the reason. A job that squeue no longer lists
-is not lost for sure, see `SlurmQueue.confirmed`.
+is not lost for sure, see `SlurmQueue.confirm`.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ class SlurmQueue:
         if not is_over(current):
             return current
         options = ("-n", "-X", "-P", "--duplicates", f"--format={command_output.SACCT_FORMAT}", "-j", job.id)
-        kept = command_output.parse_sacct(self._command("sacct", *options).out, ownership.user_name).get(
-            job.id
-        )
+        kept = command_output.parse_sacct(self._command("sacct", *options).out, ownership.user_name).get(job.id)
         if kept is None or (current.stage is Stage.OVER and kept.state != current.state):
             return current
         return replace(kept, restarts=current.restarts, folder=current.folder, batch_host=current.batch_host)
@@ -128,9 +126,7 @@ class SlurmQueue:
         self._asked_ids, self._asked_at = frozenset(ids), self._clock_s()
         if not self._unanswered:
             listed = command_output.parse_squeue(result.out)
-            self._jobs = {
-                job_id: listed.get(job_id, command_output.QueueJob(job_id, "FORGOTTEN")) for job_id in ids
-            }
+            self._jobs = {job_id: listed.get(job_id, command_output.QueueJob(job_id, "FORGOTTEN")) for job_id in ids}
             self._answered_at = self._asked_at
 
 

@@ -106,15 +106,11 @@ def find_option_fault(option: str) -> str:
         return "names no option; write it as sbatch takes it, such as --licenses=foo"
     is_two = re.match(r"--?[^\s=]+\s", option) or re.search(r"\s--?[a-z]", option)
     if is_two and not option.startswith("--comment="):
-        return (
-            "must be one option, its value after `=`, such as --licenses=foo; write others as further items"
-        )
+        return "must be one option, its value after `=`, such as --licenses=foo; write others as further items"
     if option == EXPEDITED:
         return ""
     if option.startswith("--"):
-        owned = [
-            one for one in RESERVED_OPTIONS if len(one) > 1 and one.startswith(name)
-        ]  # sbatch takes beginnings
+        owned = [one for one in RESERVED_OPTIONS if len(one) > 1 and one.startswith(name)]  # sbatch takes beginnings
         return f"is not allowed here: {RESERVED_OPTIONS[owned[0]]}" if owned else ""
     letters = re.match(f"[{_FLAGS}]*[A-Za-z]?", name)
     owned = [letter for letter in (letters.group() if letters else "") if letter in RESERVED_OPTIONS]

@@ -16,7 +16,7 @@ LAUNCHER_ADDRESS = "SLURM_LAUNCH_NODE_IPADDR"
 """The variable with the address of srun's host, which is the supervisor's, as slurmd has it."""
 
 UP = ("orch", "agent", "on")
-"""The text that a keeper prints when it is up, before the name of its node."""
+"""The text that an agent monitor prints when it is up, before the name of its node."""
 
 _CPUS = "SLURM_CPUS_PER_TASK"
 _CPUS_KEPT = "ORCH_CPUS_PER_TASK"
@@ -62,7 +62,7 @@ def srun_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def cpu_share_env(env: Mapping[str, str], rank_variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that divide the cores of this node's one task among its ranks; `own`: those of `of_a_rank`."""
+    """Return the variables that divide the cores of this node's one task among its ranks; `rank_variables`: those of `rank_step_env`."""
     cpus, ranks = env.get(_CPUS, ""), rank_variables.get(_RANKS_ON_NODE, "")
     return {_CPUS: str(max(1, int(cpus) // int(ranks)))} if cpus.isdigit() and ranks else {}
 

@@ -27,7 +27,7 @@ class AgentConfig:
     certificate: str
     address: str
     heartbeat_s: float
-    # How long its loop may stall before its keeper replaces it
+    # How long its loop may stall before its agent monitor replaces it
     node_timeout_s: float
     # How long it runs without contact until a `Fence` sets another time; None: forever, on the supervisor's own machine
     fence_s: float | None
@@ -35,9 +35,9 @@ class AgentConfig:
     finds_checkpoints: bool
     ships: bool
     needs: LeaseNeeds
-    # The GPUs that its keeper has leased; only the keeper fills them in
+    # The GPUs that its agent monitor has leased; only the keeper fills them in
     gpus: tuple[str, ...] = ()
-    # By which the processes of the job on this node are known; only the keeper fills it in
+    # By which the processes of the job on this node are known; only the agent monitor fills it in
     tag: str = ""
     # It runs in a Slurm step. Slurm signals all processes of a job when it takes the nodes: TERM is not for the agent then
     allocated: bool = False

@@ -15,10 +15,10 @@ from orchestrator.core.observations import Address
 from orchestrator.core.wire.agent_config import AgentConfig
 
 GO = b"go"
-"""The line after which a keeper that holds its leases starts its agent; without it, it ends."""
+"""The line after which an agent monitor that holds its leases starts its agent; without it, it ends."""
 
 GO_S_MAX = 15.0
-"""How long a keeper waits for it; by then its launcher has vanished."""
+"""How long an agent monitor waits for it; by then its launcher has vanished."""
 
 REPLY_BYTES_MAX = 1 << 20
 STEP_BYTES_MAX = 4 << 20
@@ -86,7 +86,7 @@ HostRequest: TypeAlias = LaunchAgent | QueryAgent | CleanUp | SurveyHost
 
 @dataclass(frozen=True, slots=True)
 class GatherFacts:
-    """Report the node's facts. `own`: top-level modules of the job's own code, which is not on the host."""
+    """Report the node's facts. `own_modules`: top-level modules of the job's own code, which is not on the host."""
 
     # Empty: no Python of the ranks is asked
     program: str
@@ -181,7 +181,7 @@ class FilesVerified:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """The keeper holds what its agent needs, and waits for `GO`."""
+    """The agent monitor holds what its agent needs, and waits for `GO`."""
 
     gpus: tuple[str, ...]
 
@@ -196,7 +196,7 @@ class AlreadyUp:
 
 @dataclass(frozen=True, slots=True)
 class AgentMonitorUp:
-    """The keeper has received its `GO`, and runs without the launcher."""
+    """The agent monitor has received its `GO`, and runs without the launcher."""
 
     pid: int
 
@@ -221,7 +221,7 @@ class RequestFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """State of the node's agent; `boot_id`: of the host's kernel; `words`: the last line of its log."""
+    """State of the node's agent; `boot_id`: of the host's kernel; `last_line`: the last line of its log."""
 
     alive: bool
     boot_id: str
@@ -230,7 +230,7 @@ class AgentStatus:
 
 @dataclass(frozen=True, slots=True)
 class CleanedUp:
-    """A clean-up is over. `kept`: why a folder stays that should have gone; empty for none."""
+    """A clean-up is over. `kept_reason`: why a folder stays that should have gone; empty for none."""
 
     kept_reason: str
 

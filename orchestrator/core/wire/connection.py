@@ -140,10 +140,8 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-async def dial_any(
-    targets: Sequence[tuple[str, int]], context: ssl.SSLContext, connect_s_max: float
-) -> PeerConnection:
-    """Connect to the address that answers first; start with the next one each time none has for `NEXT_S`.
+async def dial_any(targets: Sequence[tuple[str, int]], context: ssl.SSLContext, connect_s_max: float) -> PeerConnection:
+    """Connect to the address that answers first; start with the next one each time none has for `NEXT_DIAL_S`.
 
     Only the right peer can answer, since its certificate is pinned. Raises OSError when none does.
     """
@@ -196,9 +194,7 @@ async def dial(host: str, port: int, context: ssl.SSLContext, connect_s_max: flo
     return PeerConnection(reader, writer)
 
 
-async def accept_tls(
-    sock: socket.socket, context: ssl.SSLContext, handshake_s_max: float
-) -> PeerConnection | None:
+async def accept_tls(sock: socket.socket, context: ssl.SSLContext, handshake_s_max: float) -> PeerConnection | None:
     """Return an accepted connection with TLS; None when the other side cannot."""
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=LINE_BYTES_MAX)
     protocol = asyncio.StreamReaderProtocol(reader)

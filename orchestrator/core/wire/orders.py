@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from orchestrator.core.checkpoints.checkpoint import CheckpointRecord
-from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.checkpoints.checkpoint import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.wire.reports import OfAttempt
 
@@ -30,7 +30,7 @@ class Prepare(OfAttempt):
     The node must hold the checkpoint to start from, complete, before this order.
     """
 
-    resume: Checkpoint | None
+    resume: ResumePoint | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class PrepareNode(Prepare):
     outer: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
     # The save to start from, which was brought here; whether all its bytes are to be compared
-    save: CheckpointRecord | None = None
+    save: Checkpoint | None = None
     deep: bool = False
     # Saves of the attempt before that are torn: to be moved out of the scripts' way
-    torn: tuple[CheckpointRecord, ...] = ()
+    torn: tuple[Checkpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Fence(OfAttempt):
 class Discard:
     """Delete a save that `checkpoint.keep` does not keep; it is as it lies on this host."""
 
-    save: CheckpointRecord
+    save: Checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,7 @@ Serve = Callable[[socket.socket, Callable[[], None]], Coroutine[Any, Any, None]]
 class Acceptor:
     """Accepts the connections of a listening socket, of which `pending_max` may be unknown, each for `pending_s_max`."""
 
-    def __init__(
-        self, listener: socket.socket, serve: Serve, *, pending_max: int, pending_s_max: float
-    ) -> None:
+    def __init__(self, listener: socket.socket, serve: Serve, *, pending_max: int, pending_s_max: float) -> None:
         """Start to accept; needs a running event loop."""
         listener.setblocking(False)
         self._listener = listener

@@ -56,7 +56,7 @@ class Hello:
 class SignTimes:
     """When (job clock) a rank last gave each kind of sign; only in heartbeats that were coalesced for the journal."""
 
-    GONE: ClassVar[frozenset[str]] = frozenset({"exiting_at"})
+    FORMER: ClassVar[dict[str, str]] = {"exiting_at": ""}
 
     # Last sign of life, see `suspicion.SIGNS`
     sign_at: float
@@ -228,7 +228,7 @@ class Inspected(OfAttempt):
 class SaveSeen(OfAttempt):
     """A save that ranks have written where this agent looks, or its part of one. Reported anew when it has changed."""
 
-    # See `names.Group`
+    # See `file_groups.FileGroup`
     key: str
     series: str
     main: str
@@ -246,7 +246,7 @@ class SaveHashed(OfAttempt):
 @dataclass(frozen=True, slots=True)
 class CheckpointsRead(OfAttempt):
     """The files that may be of checkpoints which the node's ranks had read when all of them had made a step: relative to the
-    checkpoints' folder, below `save.START` to where ranks start, or absolute; the last one read last.
+    checkpoints' folder, below `checkpoint.START_PREFIX` to where ranks start, or absolute; the last one read last.
 
     `is_known`: a hook was at work in each process that makes their steps, so what is not named was not read.
     """
@@ -255,9 +255,7 @@ class CheckpointsRead(OfAttempt):
     is_known: bool
 
 
-NodeReport: TypeAlias = (
-    Prepared | PrepareFailed | LaunchEnded | Probed | Started | Exited | Stopped | Inspected
-)
+NodeReport: TypeAlias = Prepared | PrepareFailed | LaunchEnded | Probed | Started | Exited | Stopped | Inspected
 ReliableReport: TypeAlias = NodeReport | SaveSeen | SaveHashed | CheckpointsRead
 
 

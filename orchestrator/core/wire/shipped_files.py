@@ -42,7 +42,7 @@ def list_files(job: JobDir, node: str, attempt: int) -> list[str]:
 
 
 def agent_log(node: str) -> str:
-    """Return the path of the output of the node's agent and keeper, below the job folder."""
+    """Return the path of the output of the node's agent and agent monitor, below the job folder."""
     return f"nodes/{node}/agent.log"
 
 

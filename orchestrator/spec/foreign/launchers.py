@@ -252,13 +252,9 @@ def read_counts(argv: Sequence[str]) -> LaunchCounts:
     count: the other one starts the ranks."""
     start, result = find_start(argv), LaunchCounts()
     for word in argv[: start.at]:
-        if word.startswith(f"{CUDA}=") and (
-            gpus := [one for one in word.partition("=")[2].split(",") if one]
-        ):
+        if word.startswith(f"{CUDA}=") and (gpus := [one for one in word.partition("=")[2].split(",") if one]):
             is_cpu = gpus[0] == "-1"
-            result = replace(
-                result, is_cpu=is_cpu, default=None if is_cpu else LaunchCount(str(len(gpus)), word)
-            )
+            result = replace(result, is_cpu=is_cpu, default=None if is_cpu else LaunchCount(str(len(gpus)), word))
     launcher, at = start.launcher, start.behind
     while at < len(argv) and not _is_program(argv[at]):
         inner = _find_start_at(argv, at)
@@ -283,11 +279,7 @@ def find_hosts(argv: Sequence[str]) -> str:
     """Return the list of hosts that a line of mpirun names before its program; empty for none."""
     start = find_start(argv)
     at = start.behind if start.launcher in ("mpirun", "mpiexec") else len(argv)
-    while (
-        at + 1 < len(argv)
-        and not INTERPRETER.fullmatch(_program_name(argv[at]))
-        and not _is_program(argv[at])
-    ):
+    while at + 1 < len(argv) and not INTERPRETER.fullmatch(_program_name(argv[at])) and not _is_program(argv[at]):
         if argv[at] in ("-H", "-host", "--host"):
             return argv[at + 1]
         at += 1
@@ -303,9 +295,7 @@ def _add_count(result: LaunchCounts, name: str, count: LaunchCount, value: str) 
         return replace(result, total=count)
     if name == "gpu-ids" and value != "all":
         return replace(result, per_node=replace(count, value=_number(f"[{value}]")))
-    return (
-        replace(result, is_cpu=True) if name == "cpu" or (name, value) == ("accelerator", "cpu") else result
-    )
+    return replace(result, is_cpu=True) if name == "cpu" or (name, value) == ("accelerator", "cpu") else result
 
 
 def _option_name(name: str, launcher: str) -> str:

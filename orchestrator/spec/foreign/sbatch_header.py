@@ -171,9 +171,7 @@ def _add_signal(last: Mapping[str, Option], made: Header) -> None:
     if match is None or name not in _SIGNALS:
         names = ", ".join(_SIGNALS)
         made.settings.append(
-            FieldSetting(
-                "", f"orch warns ranks by TERM, or by one of {names} in checkpoint.on_preempt", option.text
-            )
+            FieldSetting("", f"orch warns ranks by TERM, or by one of {names} in checkpoint.on_preempt", option.text)
         )
         return
     grace = f"{int(match[2] or SIGNAL_S)}s"
@@ -202,9 +200,7 @@ def _add_size(last: Mapping[str, Option], made: Header, ranks: LaunchCount | Non
     tasks = _tasks(given, nodes)
     gpus, gres = _gpus(given, nodes, tasks)
     if "nodes" in given or nodes > 1:
-        made.settings.append(
-            FieldSetting("nodes", str(nodes), given["nodes" if "nodes" in given else "ntasks"].text)
-        )
+        made.settings.append(FieldSetting("nodes", str(nodes), given["nodes" if "nodes" in given else "ntasks"].text))
     elif "ntasks" in given and tasks > 1:
         made.notes.append(
             f"{given['ntasks'].text} without --nodes lets Slurm choose the number of nodes, which a job file must name: nodes: 1"
@@ -216,13 +212,9 @@ def _add_size(last: Mapping[str, Option], made: Header, ranks: LaunchCount | Non
     if gpus or option != sizes or any(name in given for name in _SIZES[1:4]):
         made.settings.append(FieldSetting("gpus_per_node" if gpus else "procs_per_node", str(count), option))
     if gpus and ranks is not None and int(ranks.value) != gpus:
-        made.notes.append(
-            f"{ranks.option} and {sizes}: orch starts one rank for each GPU; make the two equal"
-        )
+        made.notes.append(f"{ranks.option} and {sizes}: orch starts one rank for each GPU; make the two equal")
     if gpus and tasks not in (1, gpus):
-        made.notes.append(
-            f"{sizes}: {tasks} tasks and {gpus} GPUs on a node; orch starts one rank for each GPU"
-        )
+        made.notes.append(f"{sizes}: {tasks} tasks and {gpus} GPUs on a node; orch starts one rank for each GPU")
     if (cores := given.get("cpus-per-task")) is not None:
         each = max(1, _read_number(cores) * tasks // count)
         made.settings.append(FieldSetting("slurm.cpus_per_task", str(each), cores.text))

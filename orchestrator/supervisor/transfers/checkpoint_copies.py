@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.backends.api import BulkCopier, Copy, CopyResult, Direction
-from orchestrator.core.checkpoints.checkpoint import CheckpointRecord, FileLocation, HostPart
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, FileLocation, HostPart
 from orchestrator.core.jobdir.durable import sync_folder
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.status_file import TransferStatus
@@ -42,7 +42,7 @@ PART_BYTES_MAX, PATH_BYTES_MAX = 255, 3_000
 class _Fetch:
     """A checkpoint that is being fetched, and its copies that are not done."""
 
-    save: CheckpointRecord
+    save: Checkpoint
     copies: dict[str, Copy] = field(default_factory=dict)
 
 
@@ -57,13 +57,11 @@ class CheckpointCopies:
         self._root = root if root.is_relative_to(job.root) else job.checkpoints
         self._folder = job.checkpoint_location(glob)[0].name
         self._fetches: dict[int, _Fetch] = {}
-        self._sends: dict[str, tuple[CheckpointRecord, Copy]] = {}  # by node
+        self._sends: dict[str, tuple[Checkpoint, Copy]] = {}  # by node
         self._done: list[tuple[int, str]] = []
         self._count = 0
-        self.finished_sends: list[
-            tuple[str, str]
-        ] = []  # a node, and why its checkpoint was not sent; empty if it was
-        self.discards: list[tuple[str, CheckpointRecord]] = []
+        self.finished_sends: list[tuple[str, str]] = []  # a node, and why its checkpoint was not sent; empty if it was
+        self.discards: list[tuple[str, Checkpoint]] = []
         self.has_transferred = False
         if copier is None:
             return
@@ -71,7 +69,7 @@ class CheckpointCopies:
             _put_back(stage, job.code if stage.name.endswith(FROM_START) else self._root)
         shutil.rmtree(self._root / INCOMING, ignore_errors=True)
 
-    def fetch(self, save: CheckpointRecord) -> None:
+    def fetch(self, save: Checkpoint) -> None:
         """Begin to fetch a checkpoint, unless it is being fetched, or nothing is copied: a resume may have changed `checkpoint.path`."""
         if self._copier is None or save.number in self._fetches:
             return
@@ -87,13 +85,13 @@ class CheckpointCopies:
         if len(self._fetches) > INCOMING_MAX:
             self._give_up(min(self._fetches), f"more than {INCOMING_MAX} are being fetched at once")
 
-    def fetch_unhashed(self, saves: Iterable[CheckpointRecord], attempt: int) -> None:
+    def fetch_unhashed(self, saves: Iterable[Checkpoint], attempt: int) -> None:
         """Fetch checkpoints that will not be hashed any more, since their attempt is over; their format verifies them."""
         for save in saves:
             if save.is_in_transit and save.attempt == attempt:
                 self.fetch(save)
 
-    def is_overwritten(self, save: CheckpointRecord, part: HostPart) -> bool:
+    def is_overwritten(self, save: Checkpoint, part: HostPart) -> bool:
         """Return whether a checkpoint that waits to be hashed cannot be fetched any more, since its host has overwritten it."""
         names = {piece.name for piece in part.files}
         is_waiting = save.is_in_transit and save.number not in self._fetches
@@ -141,9 +139,7 @@ class CheckpointCopies:
         del self._fetches[number]
         self._done.append((number, ""))
         for older in [
-            older
-            for older, other in self._fetches.items()
-            if older < number and shares_files(fetch.save, other.save)
+            older for older, other in self._fetches.items() if older < number and shares_files(fetch.save, other.save)
         ]:
             self._give_up(older, superseded_reason(number))
 
@@ -159,21 +155,21 @@ class CheckpointCopies:
                 self._copier.drop(key)
             shutil.rmtree(self._staging_folder(fetch.save), ignore_errors=True)
 
-    def _local_folder(self, save: CheckpointRecord) -> Path:
+    def _local_folder(self, save: Checkpoint) -> Path:
         """Return the local folder of a checkpoint."""
         return self._root if save.is_named else self._job.code
 
-    def _staging_folder(self, save: CheckpointRecord) -> Path:
+    def _staging_folder(self, save: Checkpoint) -> Path:
         """Return the staging folder of a checkpoint."""
         return self._root / INCOMING / f"{save.number}{'' if save.is_named else FROM_START}"
 
-    def _host_folder(self, save: CheckpointRecord, host_root: str) -> str:
+    def _host_folder(self, save: Checkpoint, host_root: str) -> str:
         """Return the folder of a checkpoint on a host."""
         return f"{host_root}/{self._folder if save.is_named else self._job.code.name}"
 
     # To hosts
 
-    def send(self, save: CheckpointRecord, node: str, host_root: str) -> bool:
+    def send(self, save: Checkpoint, node: str, host_root: str) -> bool:
         """Begin to send a checkpoint to a host; False if nothing is to be sent, since hosts see its folder. Files that are there
         already are not sent again."""
         root = Path(save.locations[0].root)
@@ -187,9 +183,7 @@ class CheckpointCopies:
         names = tuple(piece.name for piece in save.files)
         names_on_host = next((place.names for place in save.locations if place.host == node), ())
         target = self._host_folder(save, host_root)
-        copy = Copy(
-            f"send {self._count} {node}", node, Direction.SEND, target, root, names, save.files, names_on_host
-        )
+        copy = Copy(f"send {self._count} {node}", node, Direction.SEND, target, root, names, save.files, names_on_host)
         self._sends[node] = (save, copy)
         self._copier.copy(copy)
         return True
@@ -208,20 +202,16 @@ class CheckpointCopies:
         shared disk."""
         return root.is_relative_to(self._job.root)
 
-    def locate_on_host(self, save: CheckpointRecord, node: str, host_root: str) -> CheckpointRecord:
+    def locate_on_host(self, save: Checkpoint, node: str, host_root: str) -> Checkpoint:
         """Return a checkpoint of the job folder as it is on a host to which it was sent."""
         if self._copier is None or not self._needs_sending(Path(save.locations[0].root)):
             return save
-        place = FileLocation(
-            node, self._host_folder(save, host_root), tuple(piece.name for piece in save.files)
-        )
+        place = FileLocation(node, self._host_folder(save, host_root), tuple(piece.name for piece in save.files))
         return dataclasses.replace(save, locations=(place,))
 
-    def discard(self, save: CheckpointRecord) -> None:
+    def discard(self, save: Checkpoint) -> None:
         """Have a pruned checkpoint deleted on the hosts that wrote it."""
-        host_checkpoints = [
-            (place.host, restrict_to_host(save, place.host)) for place in save.locations if place.host
-        ]
+        host_checkpoints = [(place.host, restrict_to_host(save, place.host)) for place in save.locations if place.host]
         self.discards += [(host, own) for host, own in host_checkpoints if own is not None]
 
     def list_transfers(self) -> list[TransferStatus]:
@@ -240,7 +230,7 @@ class CheckpointCopies:
         ]
 
 
-def install(save: CheckpointRecord, root: Path, stage: Path) -> None:
+def install(save: Checkpoint, root: Path, stage: Path) -> None:
     """Move a staged checkpoint into its place, durably; it replaces what was there. Raises OSError."""
     old = stage / OLD
     names = [piece.name for piece in save.files if (stage / piece.name).exists()]
@@ -266,7 +256,7 @@ def _put_back(stage: Path, root: Path) -> None:
                 path.rename(goal)
 
 
-def shares_files(save: CheckpointRecord, other: CheckpointRecord) -> bool:
+def shares_files(save: Checkpoint, other: Checkpoint) -> bool:
     """Return whether two checkpoints have a file of the same name in one folder."""
     return save.base_folder == other.base_folder and not {piece.name for piece in save.files}.isdisjoint(
         piece.name for piece in other.files
@@ -302,7 +292,7 @@ def is_safe_name(name: str) -> bool:
     return fits and b"\0" not in raw and not {"", ".", ".."} & set(parts) and parts[0] not in (INCOMING, OLD)
 
 
-def restrict_to_host(save: CheckpointRecord, node: str) -> CheckpointRecord | None:
+def restrict_to_host(save: Checkpoint, node: str) -> Checkpoint | None:
     """Return a checkpoint as it is on a host, None if no file of it is there."""
     place = next((place for place in save.locations if place.host == node), None)
     if place is None:

@@ -16,7 +16,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.core.checkpoints import disk, file_groups, formats, ledger, tree
 from orchestrator.core.checkpoints.checkpoint import (
     START_PREFIX,
-    CheckpointRecord,
+    Checkpoint,
     CheckpointState,
     FileLocation,
 )
@@ -32,7 +32,7 @@ EMPTY_CHECKPOINT = 0
 @dataclass(frozen=True, slots=True)
 class PreAttemptCheck:
     """Check of a checkpoint before an attempt: its comparison, its locations, and what was moved away, by the number of its
-    checkpoint or `BEGUN`."""
+    checkpoint or `EMPTY_CHECKPOINT`."""
 
     comparison: disk.Comparison | None
     places: tuple[FileLocation, ...]
@@ -49,20 +49,16 @@ class LocalCheckpointFolders:
         self._is_ssh = plan.ssh is not None
         self._is_named_by_hosts = Path(plan.checkpoint_glob).is_absolute()
 
-    def is_copied(self, save: CheckpointRecord) -> bool:
+    def is_copied(self, save: Checkpoint) -> bool:
         """Return whether checkpoints like this one are fetched from hosts that do not see the job folder; those at an absolute path
         are not, since hosts are taken to share it."""
-        return self._is_ssh and (
-            not self._is_named_by_hosts if save.is_named else save.base_folder == START_PREFIX
-        )
+        return self._is_ssh and (not self._is_named_by_hosts if save.is_named else save.base_folder == START_PREFIX)
 
-    def is_on_host_disk(self, save: CheckpointRecord) -> bool:
+    def is_on_host_disk(self, save: Checkpoint) -> bool:
         """Return whether a checkpoint is on a disk that hosts see and this machine does not."""
-        return (
-            self._is_ssh and not self.is_copied(save) and not os.path.lexists(self.folder(save) / save.main)
-        )
+        return self._is_ssh and not self.is_copied(save) and not os.path.lexists(self.folder(save) / save.main)
 
-    def folder(self, save: CheckpointRecord) -> Path:
+    def folder(self, save: Checkpoint) -> Path:
         """Return the folder that the names of a checkpoint are relative to."""
         if save.is_named:
             return self.checkpoint_folder
@@ -82,20 +78,14 @@ class LocalCheckpointFolders:
         """Return the local path of a file of the job's folder on a host: files that match `checkpoint.path` go into one folder,
         wherever the ranks have them."""
         path = self.job.root / name
-        own = (
-            str(path.relative_to(self._pattern_folder)) if path.is_relative_to(self._pattern_folder) else None
-        )
+        own = str(path.relative_to(self._pattern_folder)) if path.is_relative_to(self._pattern_folder) else None
         return path if own is None or not tree.matches_glob(own, self._glob) else self.checkpoint_folder / own
 
-    def is_in_place(self, save: CheckpointRecord) -> bool:
+    def is_in_place(self, save: Checkpoint) -> bool:
         """Return whether a checkpoint is in its folder on this machine."""
-        return (
-            bool(save.locations)
-            and not save.locations[0].host
-            and save.locations[0].root == str(self.folder(save))
-        )
+        return bool(save.locations) and not save.locations[0].host and save.locations[0].root == str(self.folder(save))
 
-    def is_in_job_folder(self, save: CheckpointRecord) -> bool:
+    def is_in_job_folder(self, save: Checkpoint) -> bool:
         """Return whether a checkpoint is in the job's own folder, also if links are followed."""
         path = os.path.realpath(self.folder(save) / save.main)
         return Path(path).is_relative_to(os.path.realpath(self.job.root))
@@ -103,9 +93,9 @@ class LocalCheckpointFolders:
 
 def check_before_attempt(
     homes: LocalCheckpointFolders,
-    save: CheckpointRecord | None,
+    save: Checkpoint | None,
     kept: Path,
-    saves: Iterable[CheckpointRecord],
+    saves: Iterable[Checkpoint],
     order: d.CompareCheckpoint,
 ) -> PreAttemptCheck:
     """Move torn checkpoints of `saves` away, except for files of the unchanged checkpoint `save`, and compare that one; if it is
@@ -119,9 +109,7 @@ def check_before_attempt(
         if unchanged is None or not shares_files(unchanged, one)
     }
     if unchanged is not None and homes.is_in_job_folder(unchanged):
-        moved[EMPTY_CHECKPOINT] = disk.quarantine_unfinished(
-            homes.folder(unchanged), unchanged, order.attempt
-        )
+        moved[EMPTY_CHECKPOINT] = disk.quarantine_unfinished(homes.folder(unchanged), unchanged, order.attempt)
     if save is None or comparison is None:
         return PreAttemptCheck(None, (), moved)
     if not comparison.fault or not kept.is_dir():
@@ -138,7 +126,7 @@ def check_before_attempt(
 
 
 class DiskThread:
-    """One thread for slow work on the disk; callbacks run in the thread that calls `finish`."""
+    """One thread for slow work on the disk; callbacks run in the thread that calls `run_callbacks`."""
 
     def __init__(self, wake: Wake) -> None:
         """`wake` is called, from the thread, when `finish` has something to do."""
@@ -146,9 +134,7 @@ class DiskThread:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="saves")
         self._tasks: list[tuple[Future[Any], Callable[[float, Any], None]]] = []
 
-    def submit(
-        self, work: Callable[[], Any], then: Callable[[float, Any], None] = lambda _at, _: None
-    ) -> None:
+    def submit(self, work: Callable[[], Any], then: Callable[[float, Any], None] = lambda _at, _: None) -> None:
         """Run `work` in the thread, in order; then call `then` with the time and its result."""
         future = self._pool.submit(work)
         self._tasks.append((future, then))
@@ -168,9 +154,7 @@ class DiskThread:
 class RetentionPolicy:
     """Keeps a copy of the last complete checkpoint in `folder/NUMBER`, in case its script overwrites or deletes it."""
 
-    def __init__(
-        self, homes: LocalCheckpointFolders, folder: Path, thread: DiskThread, notes: list[str]
-    ) -> None:
+    def __init__(self, homes: LocalCheckpointFolders, folder: Path, thread: DiskThread, notes: list[str]) -> None:
         """`notes`: messages for people are appended there."""
         self._homes, self._folder, self._thread = homes, folder, thread
         self._notes, self._is_noted = notes, False
@@ -181,7 +165,7 @@ class RetentionPolicy:
         """Return the folder of a kept copy, if there is one."""
         return self._folder / str(number)
 
-    def keep(self, save: CheckpointRecord) -> None:
+    def keep(self, save: Checkpoint) -> None:
         """Keep a checkpoint; once it is kept, older copies are deleted. One that is written only once and is on another disk is not
         copied."""
         root = self._homes.folder(save)
@@ -220,7 +204,7 @@ class RetentionPolicy:
 
         self._thread.submit(keep, note_full_disk)
 
-    def copy(self, save: CheckpointRecord, then: Callable[[float, bool], None]) -> None:
+    def copy(self, save: Checkpoint, then: Callable[[float, bool], None]) -> None:
         """Copy a checkpoint that its script may overwrite at any moment, and call `then` with the time and whether the copy is good."""
 
         def copied() -> bool:
@@ -232,7 +216,7 @@ class RetentionPolicy:
 
         self._thread.submit(copied, then)
 
-    def delete_kept(self, newest: CheckpointRecord) -> None:
+    def delete_kept(self, newest: Checkpoint) -> None:
         """Delete kept copies at the end of the job, if the newest checkpoint is in its place: a copy that stayed would come back
         after a person deletes the newest checkpoint to go back to an older one. The thread outlives the loop."""
         self._thread.submit(
@@ -248,15 +232,11 @@ class RetentionPolicy:
         """Return the folders of kept copies of checkpoints before this one, all for None."""
         with contextlib.suppress(OSError):
             numbers = [(path.name.partition(".")[0], path) for path in self._folder.iterdir()]
-            return [
-                path for name, path in numbers if before is None or (name.isdecimal() and int(name) < before)
-            ]
+            return [path for name, path in numbers if before is None or (name.isdecimal() and int(name) < before)]
         return []
 
 
-def find_movable(
-    saves: Iterable[CheckpointRecord], attempt: int, homes: LocalCheckpointFolders
-) -> list[CheckpointRecord]:
+def find_movable(saves: Iterable[Checkpoint], attempt: int, homes: LocalCheckpointFolders) -> list[Checkpoint]:
     """Return the torn checkpoints of an attempt that may be moved away. Those that a person has adopted since stay; so do those
     outside of the job's folder, unless their names are new since that attempt, and no other job saves there."""
     known = list(saves)
@@ -268,16 +248,13 @@ def find_movable(
         if homes.is_in_place(save)
         and save.is_damaged
         and not proved.issuperset(piece.stamp for piece in save.files)
-        and (
-            homes.is_in_job_folder(save)
-            or (not save.is_named and save.is_new and not find_sharing_jobs(homes, save))
-        )
+        and (homes.is_in_job_folder(save) or (not save.is_named and save.is_new and not find_sharing_jobs(homes, save)))
     ]
 
 
 def find_torn_on_host(
-    saves: Collection[CheckpointRecord], node: str, attempt: int, homes: LocalCheckpointFolders, hosts: int
-) -> tuple[CheckpointRecord, ...]:
+    saves: Collection[Checkpoint], node: str, attempt: int, homes: LocalCheckpointFolders, hosts: int
+) -> tuple[Checkpoint, ...]:
     """Return the torn checkpoints of an attempt that are to be moved away on a host: hosts with disks of their own must all find
     the same."""
     torn = [save for save in saves if save.state is CheckpointState.TORN and save.attempt == attempt]
@@ -285,9 +262,7 @@ def find_torn_on_host(
     return (*filter(None, on_node), *filter(homes.is_on_host_disk, find_movable(saves, attempt, homes)))
 
 
-def distrust_invisible(
-    saves: Iterable[CheckpointRecord], lost: CheckpointRecord, node: str
-) -> list[CheckpointRecord]:
+def distrust_invisible(saves: Iterable[Checkpoint], lost: Checkpoint, node: str) -> list[Checkpoint]:
     """Return, as distrusted, the complete checkpoints that a node does not see, as it lacks `lost`: another host wrote all of
     them, where its script chose."""
     is_host_only, why = (
@@ -302,7 +277,7 @@ def distrust_invisible(
     ]
 
 
-def find_sharing_jobs(homes: LocalCheckpointFolders, save: CheckpointRecord) -> list[str]:
+def find_sharing_jobs(homes: LocalCheckpointFolders, save: Checkpoint) -> list[str]:
     """Return the running jobs of this job home that save in the folder of a checkpoint, too."""
     folder, jobs = os.path.realpath((homes.folder(save) / save.main).parent), []
     for root in sorted(homes.job.root.parent.glob("[!.]*")):
@@ -311,8 +286,6 @@ def find_sharing_jobs(homes: LocalCheckpointFolders, save: CheckpointRecord) -> 
             continue
         with contextlib.suppress(OSError):
             saves, _ = ledger.read(root, other.ledger)
-            if any(
-                one.locations and os.path.realpath(Path(one.path).parent) == folder for one in saves.values()
-            ):
+            if any(one.locations and os.path.realpath(Path(one.path).parent) == folder for one in saves.values()):
                 jobs.append(other.id)
     return jobs

@@ -1,8 +1,8 @@
 """Checkpoint tracker, the only writer of the ledger: enters what agents report, completes, verifies, keeps and prunes checkpoints.
 
 Rules
-- Changes are written to the ledger first; events and acknowledgements follow. On a full disk `news` waits, as the journal does.
-- Where hosts do not see this disk, a checkpoint counts once it is complete in the job folder (`save_copies`).
+- Changes are written to the ledger first; events and acknowledgements follow. On a full disk `take_events` waits, as the journal does.
+- Where hosts do not see this disk, a checkpoint counts once it is complete in the job folder (`checkpoint_copies`).
 - Nothing else waits: files are read, linked, moved and deleted in a thread.
 - Files that a script overwrites or deletes before its next checkpoint is complete stay in `.kept/NUMBER` until then.
 """
@@ -19,12 +19,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.rank_facts import RankState
 from orchestrator.core.checkpoints import disk, steps
-from orchestrator.core.checkpoints.checkpoint import (
-    CheckpointRecord,
-    CheckpointState,
-    CompletionReason,
-    FileLocation,
-)
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointState, CompletionReason, FileLocation
 from orchestrator.core.checkpoints.ledger import Ledger
 from orchestrator.core.checkpoints.resume_choice import ResumeOverride, choose_checkpoint, find_expendable
 from orchestrator.core.jobdir import full_disk
@@ -32,6 +27,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.wire import reports
 from orchestrator.supervisor.transfers import checkpoint_copies, checkpoint_disk, completion
+from orchestrator.supervisor.transfers.completion import Assessment, CheckpointGang
 from orchestrator.supervisor.transfers.resume_source import ResumeSourceTracker
 
 UNSURE_S = 5.0
@@ -45,7 +41,7 @@ class CheckpointTracker:
     """All checkpoints of one job."""
 
     def __init__(self, job: JobDir, plan: Plan, copier: BulkCopier | None, wake: Wake) -> None:
-        """`wake` is called, from any thread, when `news` has something. Raises OSError."""
+        """`wake` is called, from any thread, when `take_events` has something. Raises OSError."""
         self._job = job
         self._keep, self._keep_every = plan.checkpoint_keep, plan.checkpoint_keep_every
         self._ledger = Ledger(job.root, job.ledger)
@@ -53,33 +49,26 @@ class CheckpointTracker:
         self.notes: list[str] = [*self._ledger.faults]
         self._thread = checkpoint_disk.DiskThread(wake)
         self._folders = checkpoint_disk.LocalCheckpointFolders(job, plan)
-        self._retention = checkpoint_disk.RetentionPolicy(
-            self._folders, job.checkpoints / disk.KEPT_FOLDER, self._thread, self.notes
-        )
+        kept = job.checkpoints / disk.KEPT_FOLDER
+        self._retention = checkpoint_disk.RetentionPolicy(self._folders, kept, self._thread, self.notes)
         self._pruning: set[int] = set()
-        self._copied_stamps = frozenset[
-            tuple[str, int, int]
-        ]()  # the files of the last copied open checkpoint
-        self._stopped_nodes: set[tuple[int, str]] = (
-            set()
-        )  # nodes with a rank that will not continue, by attempt
+        self._copied_stamps = frozenset[tuple[str, int, int]]()  # the files of the last copied open checkpoint
+        self._stopped_nodes: set[tuple[int, str]] = set()  # nodes with a rank that will not continue, by attempt
         self._heartbeats: dict[str, completion.HeartbeatHistory] = {}
-        self._gang = completion.CheckpointGang(0, 0, 0, ())
-        self._pin: ResumeOverride | None = None
+        self._gang = CheckpointGang(0, 0, 0, ())
+        self._resume_override: ResumeOverride | None = None
         # A comparison whose files could not be read, and when to try again
         self._retry: tuple[float, d.CompareCheckpoint] | None = None
         self._events: list[e.Event] = []
         self.deep = False
         # Whether a node does not see this disk
         self.is_remote: Callable[[str], bool] = lambda node: True
-        far = copier if plan.ssh is not None else None
-        self.copies = checkpoint_copies.CheckpointCopies(
-            job, far, self._folders.checkpoint_folder, plan.checkpoint_glob
-        )
+        far, folder = copier if plan.ssh is not None else None, self._folders.checkpoint_folder
+        self.copies = checkpoint_copies.CheckpointCopies(job, far, folder, plan.checkpoint_glob)
         self._resume_sources = ResumeSourceTracker()
 
     @property
-    def checkpoints(self) -> dict[int, CheckpointRecord]:
+    def checkpoints(self) -> dict[int, Checkpoint]:
         return self._ledger.checkpoints
 
     # What happens
@@ -105,9 +94,7 @@ class CheckpointTracker:
             if save.is_in_transit and self._folders.is_copied(save):
                 self.copies.fetch(save)
 
-    def enter_report(
-        self, at: float, node: str, report: reports.SaveSeen, gang: completion.CheckpointGang
-    ) -> None:
+    def enter_report(self, at: float, node: str, report: reports.SaveSeen, gang: CheckpointGang) -> None:
         """Enter what an agent reports of a checkpoint of the current attempt."""
         self._gang = gang
         unfit = checkpoint_copies.find_invalid_names(report)
@@ -126,10 +113,8 @@ class CheckpointTracker:
             files=tuple(pieces.values()), steps=min(part.steps for part in parts), is_in_transit=False,
             is_new=all(part.is_new for part in parts),
         )  # fmt: skip
-        is_known = save.number in self.checkpoints and (previous.state, previous.is_in_transit) == (
-            CheckpointState.OPEN,
-            False,
-        )
+        was_open = previous.state is CheckpointState.OPEN and not previous.is_in_transit
+        is_known = save.number in self.checkpoints and was_open
         if previous.is_in_transit:
             self.copies.cancel_fetch(save.number)
         self._ledger.put(save)
@@ -140,9 +125,7 @@ class CheckpointTracker:
         for number in list(self._continuations):  # also those that this one follows
             self._assess(at, number, gang)
 
-    def enter_reads(
-        self, at: float, node: str, report: reports.CheckpointsRead, gang: completion.CheckpointGang
-    ) -> None:
+    def enter_reads(self, at: float, node: str, report: reports.CheckpointsRead, gang: CheckpointGang) -> None:
         """Enter what the ranks of a node had read before their first steps, which may show the checkpoint they resumed from."""
         began = self._resume_sources.add_report(node, report, gang, self.checkpoints.values(), self._newest())
         if began is not None and report.attempt == gang.attempt:
@@ -159,9 +142,7 @@ class CheckpointTracker:
                 if known.is_in_transit and known.is_hashed:
                     self.copies.fetch(known)
 
-    def enter_heartbeat(
-        self, at: float, node: str, heartbeat: reports.Heartbeat, gang: completion.CheckpointGang
-    ) -> None:
+    def enter_heartbeat(self, at: float, node: str, heartbeat: reports.Heartbeat, gang: CheckpointGang) -> None:
         """Enter a heartbeat, which may show that its node has continued."""
         if heartbeat.attempt != gang.attempt:
             return
@@ -173,20 +154,18 @@ class CheckpointTracker:
             if watch.add_heartbeat(node, heartbeat):
                 self._assess(at, number, gang)
 
-    def give_up_invisible(self, event: e.FromNode) -> None:
+    def enter_event(self, event: e.FromNode) -> None:
         """Note a rank that will not continue; one that ended by itself with code 0 counts as continued. Distrust checkpoints on a
         disk that this machine does not see, where another host that is to resume from one lacks it: they share no disk."""
         match event.report:
             case reports.Exited() as exited if exited.code != 0 or exited.ordered:
                 self._stopped_nodes.add((exited.attempt, event.node))
                 self._heartbeats.pop(event.node, None)
-            case reports.PrepareFailed() as failed if (
-                lost := self.find_on_host_disk(failed.save)
-            ) is not None:
+            case reports.PrepareFailed() as failed if (lost := self.find_on_host_disk(failed.save)) is not None:
                 for save in checkpoint_disk.distrust_invisible(self.checkpoints.values(), lost, event.node):
                     self._enter(event.at, save)
 
-    def close_stopped(self, at: float, gang: completion.CheckpointGang) -> None:
+    def close_stopped(self, at: float, gang: CheckpointGang) -> None:
         """Assess open checkpoints after a node has stopped the attempt, or was lost with it."""
         self._gang = gang
         for number in list(self._continuations):
@@ -196,17 +175,14 @@ class CheckpointTracker:
 
     def apply_decisions(self, facts: Facts) -> None:
         """Enter the brain's decisions about checkpoints."""
-        self._pin = facts.resume_override
+        self._resume_override = facts.resume_override
         for number, known in facts.checkpoints.items():
             save = self.checkpoints.get(number)
-            if save is not None and {save.state, known.state} == {
-                CheckpointState.WHOLE,
-                CheckpointState.DISTRUSTED,
-            }:
+            if save is not None and {save.state, known.state} == {CheckpointState.WHOLE, CheckpointState.DISTRUSTED}:
                 self._ledger.put(dataclasses.replace(save, state=known.state, why=known.why))
 
     def compare(self, at: float, order: d.CompareCheckpoint) -> None:
-        """Close all checkpoints of an attempt, and compare the one that the next attempt is to resume from; `SaveCompared` follows."""
+        """Close all checkpoints of an attempt, and compare the one that the next attempt is to resume from; `CheckpointCompared` follows."""
         self._retry = None
         gang = dataclasses.replace(self._gang, lost=frozenset(self._gang.nodes))
         for number in list(self._continuations):
@@ -214,11 +190,7 @@ class CheckpointTracker:
         self.copies.fetch_unhashed(self.checkpoints.values(), gang.attempt)
         self.deep = order.deep
         save = None if self.find_on_host_disk(order.save) else self.checkpoints.get(order.save)
-        known, kept, homes = (
-            list(self.checkpoints.values()),
-            self._retention.kept_folder(order.save),
-            self._folders,
-        )
+        known, kept, homes = (list(self.checkpoints.values()), self._retention.kept_folder(order.save), self._folders)
         self._thread.submit(
             lambda: checkpoint_disk.check_before_attempt(homes, save, kept, known, order),
             lambda at, ready: self._finish_compare(at, order, ready),
@@ -240,23 +212,22 @@ class CheckpointTracker:
         events, self._events = self._events, []
         return events
 
-    def find_on_host_disk(self, number: int) -> CheckpointRecord | None:
+    def find_on_host_disk(self, number: int) -> Checkpoint | None:
         """Return a checkpoint if it is on a disk that hosts see and this machine does not: a host has to compare it."""
         save = self.checkpoints.get(number)
         is_theirs = save is not None and self._folders.is_on_host_disk(save)
         return save if is_theirs and not self._retention.kept_folder(number).is_dir() else None
 
-    def find_torn_on_host(self, node: str, attempt: int) -> tuple[CheckpointRecord, ...]:
+    def find_torn_on_host(self, node: str, attempt: int) -> tuple[Checkpoint, ...]:
         """Return the torn checkpoints of the attempt before this one, as they are on a host."""
-        return checkpoint_disk.find_torn_on_host(
-            self.checkpoints.values(), node, attempt - 1, self._folders, len(self._gang.nodes)
-        )
+        checkpoints, node_count = self.checkpoints.values(), len(self._gang.nodes)
+        return checkpoint_disk.find_torn_on_host(checkpoints, node, attempt - 1, self._folders, node_count)
 
     def close(self) -> None:
         """End the thread, once what it has begun is done."""
         self._thread.close()
 
-    def _find_or_open(self, report: reports.SaveSeen, gang: completion.CheckpointGang) -> CheckpointRecord:
+    def _find_or_open(self, report: reports.SaveSeen, gang: CheckpointGang) -> Checkpoint:
         """Return the checkpoint that a report is about: one that is open, or a new one."""
         known = self._find_by_key(report.key, report.attempt)
         last = known[-1] if known else None
@@ -271,19 +242,19 @@ class CheckpointTracker:
             if self.copies.is_overwritten(save, report.part):
                 self._finish_fetch(at, save.number, f"{save.main} was overwritten before it was hashed")
 
-    def _is_fetched(self, save: CheckpointRecord, node: str) -> bool:
+    def _is_fetched(self, save: Checkpoint, node: str) -> bool:
         return self._folders.is_copied(save) and self.is_remote(node)
 
-    def _find_by_key(self, key: str, attempt: int) -> list[CheckpointRecord]:
+    def _find_by_key(self, key: str, attempt: int) -> list[Checkpoint]:
         return [save for save in self.checkpoints.values() if (save.key, save.attempt) == (key, attempt)]
 
-    def _assess(self, at: float, number: int, gang: completion.CheckpointGang) -> None:
+    def _assess(self, at: float, number: int, gang: CheckpointGang) -> None:
         save = self.checkpoints[number]
         if save.state is not CheckpointState.OPEN or save.is_in_transit or not save.parts:
             self._continuations.pop(number, None)
             return
         if save.attempt != gang.attempt:  # nothing more will be reported of it
-            gang = completion.CheckpointGang(save.attempt, 0, save.world_size, ())
+            gang = CheckpointGang(save.attempt, 0, save.world_size, ())
         assessment = completion.assess(save, self._continuations[number], gang, self.checkpoints.values())
         if assessment.state is CheckpointState.OPEN:
             self._ledger.put(dataclasses.replace(save, why=assessment.why))
@@ -291,9 +262,7 @@ class CheckpointTracker:
         else:
             self._close(at, save, assessment, gang)
 
-    def _copy_proved(
-        self, save: CheckpointRecord, assessment: completion.Assessment, gang: completion.CheckpointGang
-    ) -> None:
+    def _copy_proved(self, save: Checkpoint, assessment: Assessment, gang: CheckpointGang) -> None:
         """Copy a checkpoint whose format alone shows that it is complete, since its ranks may overwrite it; the copy counts."""
         (part, *others), place = save.parts, FileLocation("", str(self._folders.folder(save)))
         is_shown = part.closed_by is CompletionReason.FINAL_FILE and not assessment.why and not others
@@ -303,30 +272,15 @@ class CheckpointTracker:
         def close_kept(at: float, is_kept: bool) -> None:
             now = self.checkpoints[save.number]
             if is_kept and now.state is CheckpointState.OPEN and now.stamps == save.stamps:
-                self._close(at, now, completion.Assessment(CheckpointState.WHOLE, part.closed_by, ""), gang)
+                self._close(at, now, Assessment(CheckpointState.WHOLE, part.closed_by, ""), gang)
 
         self._copied_stamps = save.stamps
         self._retention.copy(dataclasses.replace(save, locations=(place,)), close_kept)
 
-    def _close(
-        self,
-        at: float,
-        save: CheckpointRecord,
-        assessment: completion.Assessment,
-        gang: completion.CheckpointGang,
-    ) -> None:
-        state, pieces, host = (
-            completion.merge_readings(save),
-            completion.collect_files(save.parts),
-            save.parts[0].host,
-        )
-        save = dataclasses.replace(
-            save, state=assessment.state, closed_by=assessment.closed_by, why=assessment.why, is_damaged=assessment.is_damaged, format=state.format,
-            content=state.content, fits_any_size=state.fits_any_size, stated=state.step, cites=state.cites,
-            written_ns=max((piece.mtime_ns for _, piece in pieces.values()), default=0),
-            files=tuple(piece for _, piece in pieces.values()), parts=(),
-            locations=completion.locate_files(save.parts, self._folders.folder(save), functools.partial(self._is_fetched, save)),
-        )  # fmt: skip
+    def _close(self, at: float, save: Checkpoint, assessment: Assessment, gang: CheckpointGang) -> None:
+        host, is_fetched = save.parts[0].host, functools.partial(self._is_fetched, save)
+        locations = completion.locate_files(save.parts, self._folders.folder(save), is_fetched)
+        save = completion.close(save, assessment, locations)
         save = self._with_step(at, save, gang)
         is_far = any(place.host for place in save.locations)
         if assessment.state is CheckpointState.WHOLE and is_far:
@@ -334,15 +288,11 @@ class CheckpointTracker:
             if save.is_hashed:
                 self.copies.fetch(save)
         elif assessment.state is CheckpointState.WHOLE and self._folders.is_on_host_disk(save):
-            save = dataclasses.replace(
-                save, locations=(*save.locations, FileLocation(host, save.locations[0].root))
-            )
+            save = dataclasses.replace(save, locations=(*save.locations, FileLocation(host, save.locations[0].root)))
         self._enter(at, save)
         self._continuations.pop(save.number, None)
 
-    def _with_step(
-        self, at: float, save: CheckpointRecord, gang: completion.CheckpointGang
-    ) -> CheckpointRecord:
+    def _with_step(self, at: float, save: Checkpoint, gang: CheckpointGang) -> Checkpoint:
         """Return a checkpoint with the job's step, and note where its attempt truly began if it shows that."""
         others = [other for other in self.checkpoints.values() if other.number != save.number]
         misstated, base = steps.are_steps_misstated([*others, save]), gang.base_step
@@ -357,12 +307,10 @@ class CheckpointTracker:
         step, source = steps.job_step(save, base if began is None else began, misstated=misstated)
         return dataclasses.replace(save, step=step, step_source=source)
 
-    def _enter(self, at: float, save: CheckpointRecord) -> None:
+    def _enter(self, at: float, save: Checkpoint) -> None:
         """Enter a checkpoint whose state has changed; a complete one may replace, keep and prune others."""
-        is_new = (
-            save.state is CheckpointState.WHOLE
-            and self.checkpoints[save.number].state is not CheckpointState.WHOLE
-        )
+        previous = self.checkpoints[save.number]
+        is_new = save.state is CheckpointState.WHOLE and previous.state is not CheckpointState.WHOLE
         self._ledger.put(save)
         self._emit_change(at, save)
         if not is_new:
@@ -386,11 +334,11 @@ class CheckpointTracker:
             self._retention.keep(save)
         self._prune()
 
-    def _emit_change(self, at: float, save: CheckpointRecord) -> None:
+    def _emit_change(self, at: float, save: Checkpoint) -> None:
         self._events.append(e.CheckpointChanged(at, completion.summarize(save)))
 
-    def _newest(self) -> CheckpointRecord | None:
-        return choose_checkpoint(self.checkpoints.values(), self._gang.world_size, self._pin).checkpoint
+    def _newest(self) -> Checkpoint | None:
+        return choose_checkpoint(self.checkpoints.values(), self._gang.world_size, self._resume_override).checkpoint
 
     def _prune(self) -> None:
         if self._keep is None:
@@ -402,7 +350,7 @@ class CheckpointTracker:
                 delete = functools.partial(disk.delete_checkpoint, save, self._folders.folder(save))
                 self._thread.submit(delete, functools.partial(self._finish_prune, save))
 
-    def _finish_prune(self, save: CheckpointRecord, at: float, why: str) -> None:
+    def _finish_prune(self, save: Checkpoint, at: float, why: str) -> None:
         if why:
             self.notes.append(f"{save.main} was not deleted, though checkpoint.keep is {self._keep}: {why}")
             return
@@ -410,12 +358,10 @@ class CheckpointTracker:
         self._enter(at, dataclasses.replace(known, state=CheckpointState.PRUNED, why="checkpoint.keep"))
         self.copies.discard(save)
 
-    def _finish_compare(
-        self, at: float, order: d.CompareCheckpoint, ready: checkpoint_disk.PreAttemptCheck
-    ) -> None:
+    def _finish_compare(self, at: float, order: d.CompareCheckpoint, ready: checkpoint_disk.PreAttemptCheck) -> None:
         for number, moves in ready.moved.items():
             moved = ", ".join(f"{name} to {to}" for name, to in moves)
-            torn = self.checkpoints.get(number)  # none for `checkpoint_disk.BEGUN`
+            torn = self.checkpoints.get(number)  # none for `checkpoint_disk.EMPTY_CHECKPOINT`
             if moved:
                 self.notes.append(f"torn checkpoint ({torn.why if torn else 'no file yet'}): moved {moved}")
             if moved and torn:
@@ -444,15 +390,10 @@ class CheckpointTracker:
             return
         if fault:
             self.notes.append(f"checkpoint {save.main} of attempt {save.attempt} was not copied: {fault}")
-            self._enter(
-                at, dataclasses.replace(save, state=CheckpointState.GONE, why=fault, is_in_transit=False)
-            )
+            self._enter(at, dataclasses.replace(save, state=CheckpointState.GONE, why=fault, is_in_transit=False))
         else:
-            home = (
-                FileLocation("", str(self._folders.folder(save))),
-                *(place for place in save.locations if place.host),
-            )
+            home = FileLocation("", str(self._folders.folder(save)))
+            locations = (home, *(place for place in save.locations if place.host))
             self._enter(
-                at,
-                dataclasses.replace(save, state=CheckpointState.WHOLE, locations=home, is_in_transit=False),
+                at, dataclasses.replace(save, state=CheckpointState.WHOLE, locations=locations, is_in_transit=False)
             )

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from orchestrator.core.checkpoints import file_groups, validation
 from orchestrator.core.checkpoints.checkpoint import (
+    Checkpoint,
     CheckpointFile,
-    CheckpointRecord,
     CheckpointState,
     CompletionReason,
     Content,
@@ -44,7 +44,7 @@ CONTINUED = (CompletionReason.STEPS, CompletionReason.END, CompletionReason.NO_W
 @dataclass(frozen=True, slots=True)
 class CheckpointGang:
     """The nodes of an attempt, those that have stopped it, those that were lost with it, and those whose ranks have all
-    ended with code 0. `made`: the fewest steps of a rank, of each node whose ranks have all ended."""
+    ended with code 0. `fewest_steps`: the fewest steps of a rank, of each node whose ranks have all ended."""
 
     attempt: int
     base_step: int
@@ -60,7 +60,7 @@ class CheckpointGang:
         """Whether nothing more will be reported of the attempt."""
         return set(self.nodes) <= self.stopped | self.lost
 
-    def ended_after(self, save: CheckpointRecord) -> set[str]:
+    def ended_after(self, save: Checkpoint) -> set[str]:
         """Return the nodes whose ranks ended after the step at which a checkpoint was written."""
         steps = max((part.steps for part in save.parts), default=0)
         open_ = {part.host for part in save.parts if part.closed_by not in CONTINUED}
@@ -116,7 +116,7 @@ class ContinuationTracker:
     # Of the ranks of the host that reported last, at the last byte
     steps: int = 0
 
-    def note_change(self, save: CheckpointRecord, beats: Mapping[str, HeartbeatHistory]) -> None:
+    def note_change(self, save: Checkpoint, beats: Mapping[str, HeartbeatHistory]) -> None:
         """Note that the checkpoint has changed: nodes that continued after this write stay; of the others, those whose agents
         report it of their own part, and those whose `beats` show it."""
         last = save.parts[-1]
@@ -124,8 +124,7 @@ class ContinuationTracker:
         self.continued = {node for node in self.continued if is_same and node != last.host} | {
             part.host
             for part in save.parts
-            if part.closed_by in CONTINUED
-            and (part is last or not save.is_overwritten or 0 < part.steps == last.steps)
+            if part.closed_by in CONTINUED and (part is last or not save.is_overwritten or 0 < part.steps == last.steps)
         }
         self.since.clear()
         self.steps = last.steps
@@ -144,9 +143,7 @@ class ContinuationTracker:
             return False
         steps, looks = self.since[node]
         moved = all(
-            rank.steps > max(steps.get(rank.rank, 0), self._steps_min(rank))
-            for rank in heartbeat.ranks
-            if rank.steps
+            rank.steps > max(steps.get(rank.rank, 0), self._steps_min(rank)) for rank in heartbeat.ranks if rank.steps
         )
         has_looked = looks < 0 or (heartbeat.looks >= looks + SCANS_MIN and not heartbeat.has_unfinished)
         if moved and has_looked:
@@ -159,20 +156,20 @@ class ContinuationTracker:
         return self.steps if rank.steps >= SAME_STEPS_SHARE * self.steps else 0
 
 
-def new_checkpoint(number: int, report: reports.SaveSeen, world_size: int) -> CheckpointRecord:
+def new_checkpoint(number: int, report: reports.SaveSeen, world_size: int) -> Checkpoint:
     """Return a new checkpoint of which only the name is known."""
-    return CheckpointRecord(
+    return Checkpoint(
         number, report.key, report.series, report.main, report.attempt, world_size, 0, Format.UNKNOWN, Content.OTHER,
         True, CheckpointState.OPEN,
     )  # fmt: skip
 
 
-def summarize(save: CheckpointRecord) -> CheckpointRecord:
+def summarize(save: Checkpoint) -> Checkpoint:
     """Return a checkpoint without its files, for the brain."""
     return replace(save, files=(), parts=(), cites=())
 
 
-def merge_readings(save: CheckpointRecord) -> GroupReading:
+def merge_readings(save: Checkpoint) -> GroupReading:
     """Return the combined reading of all parts of an open checkpoint."""
     return reduce(validation.merge_readings, (part.reading for part in save.parts))
 
@@ -187,10 +184,21 @@ def collect_files(parts: Iterable[HostPart]) -> dict[str, tuple[str, CheckpointF
     return pieces
 
 
+def close(save: Checkpoint, assessment: Assessment, locations: tuple[FileLocation, ...]) -> Checkpoint:
+    """Return a checkpoint with its assessment, its locations, and what its parts say together; it has no parts any more."""
+    state, pieces = merge_readings(save), [piece for _, piece in collect_files(save.parts).values()]
+    return replace(
+        save, state=assessment.state, closed_by=assessment.closed_by, why=assessment.why,
+        is_damaged=assessment.is_damaged, format=state.format, content=state.content, fits_any_size=state.fits_any_size,
+        stated=state.step, cites=state.cites, written_ns=max((piece.mtime_ns for piece in pieces), default=0),
+        files=tuple(pieces), parts=(), locations=locations,
+    )  # fmt: skip
+
+
 def locate_files(
     parts: Iterable[HostPart], local_folder: Path, is_remote: Callable[[str], bool]
 ) -> tuple[FileLocation, ...]:
-    """Return the locations of the files of a checkpoint; the shared job folder comes first. `is_far`: whether a host's files
+    """Return the locations of the files of a checkpoint; the shared job folder comes first. `is_remote`: whether a host's files
     have to be copied."""
     parts = tuple(parts)
     pieces, remote = collect_files(parts), []
@@ -204,7 +212,7 @@ def locate_files(
     return (*([FileLocation("", str(local_folder), near)] if near else []), *remote)
 
 
-def set_digests(save: CheckpointRecord, digests: Mapping[tuple[str, int, int], str]) -> CheckpointRecord:
+def set_digests(save: Checkpoint, digests: Mapping[tuple[str, int, int], str]) -> Checkpoint:
     """Return a checkpoint with the sha256 of its files, for files whose stamps are unchanged."""
 
     def update_digests(pieces: tuple[CheckpointFile, ...]) -> tuple[CheckpointFile, ...]:
@@ -214,7 +222,7 @@ def set_digests(save: CheckpointRecord, digests: Mapping[tuple[str, int, int], s
     return replace(save, files=update_digests(save.files), parts=parts)
 
 
-def rebuild_parts(save: CheckpointRecord) -> tuple[HostPart, ...]:
+def rebuild_parts(save: Checkpoint) -> tuple[HostPart, ...]:
     """Return the parts of a checkpoint; for one that was closed, and is reported again, as far as its locations and files show."""
     if save.parts:
         return save.parts
@@ -229,10 +237,10 @@ def rebuild_parts(save: CheckpointRecord) -> tuple[HostPart, ...]:
 
 
 def assess(
-    save: CheckpointRecord,
+    save: Checkpoint,
     watch: ContinuationTracker,
     gang: CheckpointGang,
-    saves: Iterable[CheckpointRecord] = (),
+    saves: Iterable[Checkpoint] = (),
 ) -> Assessment:
     """Return the present state of an open checkpoint. `saves`: the checkpoints of the job, of which those of its series count.
 
@@ -240,9 +248,7 @@ def assess(
     a thread may still write it: if `PATTERN_MIN` checkpoints of this attempt have it, it is expected until the next one begins.
     """
     series = [one for one in saves if one.series == save.series]
-    closed = [
-        one for one in series if one.files and one.state not in (CheckpointState.OPEN, CheckpointState.TORN)
-    ]
+    closed = [one for one in series if one.files and one.state not in (CheckpointState.OPEN, CheckpointState.TORN)]
     earlier = [one for one in closed if one.number < save.number]
     is_followed = any(one.number > save.number and one.attempt == save.attempt for one in series)
     previous = earlier[-1] if earlier else None
@@ -254,9 +260,7 @@ def assess(
     missing_file = _find_missing_file(save, sizes, earlier)
     same_attempt = [one for one in earlier if one.attempt == save.attempt]
     is_slow = len(same_attempt) >= PATTERN_MIN and not is_followed and not gang.have_all_continued(())
-    closed_by = next(
-        (part.closed_by for part in save.parts if part.closed_by in CONTINUED), CompletionReason.STEPS
-    )
+    closed_by = next((part.closed_by for part in save.parts if part.closed_by in CONTINUED), CompletionReason.STEPS)
     is_written = closed_by is not CompletionReason.NO_WRITES or is_followed or gang.have_all_continued(())
     has_continued = gang.have_all_continued(watch.continued | gang.ended_after(save))
     if not fault and (is_slow or not (is_written and has_continued)):
@@ -283,18 +287,16 @@ def assess(
     return Assessment(CheckpointState.TORN, CompletionReason.NONE, why, is_damaged=save.is_named)
 
 
-def _find_stale_file(save: CheckpointRecord, state: GroupReading) -> str:
+def _find_stale_file(save: Checkpoint, state: GroupReading) -> str:
     """Return the fault of a file from the previous checkpoint that a rewritten file refers to, or the other way round."""
     stale = {name for part in save.parts for name in part.stale}
-    old = next(
-        (need for need in state.needs if need.name in stale and need.by and need.by not in stale), None
-    )
+    old = next((need for need in state.needs if need.name in stale and need.by and need.by not in stale), None)
     if old is None:
         return validation.find_stale_metadata(state, stale)
     return f"{old.name} is still from the previous checkpoint; {old.by} is new"
 
 
-def _find_mixed_steps(save: CheckpointRecord, pieces: dict[str, tuple[str, CheckpointFile]]) -> str:
+def _find_mixed_steps(save: Checkpoint, pieces: dict[str, tuple[str, CheckpointFile]]) -> str:
     """Return the fault of a name that is overwritten repeatedly, whose parts on several hosts may be of different writes."""
     hosts = {host for host, _ in pieces.values()}
     steps = {part.steps for part in save.parts if part.host in hosts}
@@ -303,34 +305,21 @@ def _find_mixed_steps(save: CheckpointRecord, pieces: dict[str, tuple[str, Check
     return "its parts were written at different steps"
 
 
-def _find_missing_file(
-    save: CheckpointRecord, sizes: Collection[str], earlier: Sequence[CheckpointRecord]
-) -> str:
+def _find_missing_file(save: Checkpoint, sizes: Collection[str], earlier: Sequence[Checkpoint]) -> str:
     """Return the fault of a checkpoint that lacks a file which each earlier checkpoint of the same world size has."""
-    shapes = [
-        _name_patterns(p.name for p in one.files) for one in earlier if one.world_size == save.world_size
-    ]
+    shapes = [_name_patterns(p.name for p in one.files) for one in earlier if one.world_size == save.world_size]
     missed = set.intersection(*shapes) - _name_patterns(sizes) if shapes else set[str]()
-    saved = (
-        piece.name
-        for one in earlier[-1:]
-        for piece in one.files
-        if file_groups.is_checkpoint_file(piece.name)
-    )
+    saved = (piece.name for one in earlier[-1:] for piece in one.files if file_groups.is_checkpoint_file(piece.name))
     lost = next((name for name in saved if _name_patterns([name]) <= missed), "")
     return f"it has no file like {lost} of the previous checkpoint" if lost else ""
 
 
-def _find_missing_rank(
-    save: CheckpointRecord, sizes: Collection[str], previous: CheckpointRecord | None
-) -> str:
+def _find_missing_rank(save: Checkpoint, sizes: Collection[str], previous: Checkpoint | None) -> str:
     """Return the fault of a file that fewer ranks have in this checkpoint than in the previous one of this attempt."""
     if previous is None or previous.attempt != save.attempt:
         return ""
     own = file_groups.find_ranks(_name_patterns(sizes))
-    for series, ranks in file_groups.find_ranks(
-        _name_patterns(piece.name for piece in previous.files)
-    ).items():
+    for series, ranks in file_groups.find_ranks(_name_patterns(piece.name for piece in previous.files)).items():
         lost = ranks - own.get(series, ranks)
         if lost and "shard" not in series:
             return f"it has no file like that of rank {min(lost)} in the previous checkpoint"

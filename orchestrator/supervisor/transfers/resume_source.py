@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from orchestrator.core.checkpoints.checkpoint import START_PREFIX, CheckpointRecord, CheckpointState, Format
+from orchestrator.core.checkpoints.checkpoint import START_PREFIX, Checkpoint, CheckpointState, Format
 from orchestrator.core.checkpoints.resume_choice import OVERRIDE_STATES
 from orchestrator.core.wire import reports
 from orchestrator.supervisor.transfers.completion import CheckpointGang
@@ -39,8 +39,8 @@ class ResumeSourceTracker:
         node: str,
         report: reports.CheckpointsRead,
         gang: CheckpointGang,
-        saves: Collection[CheckpointRecord],
-        newest: CheckpointRecord | None,
+        saves: Collection[Checkpoint],
+        newest: Checkpoint | None,
     ) -> DetectedSource | None:
         """Return what the attempt resumed from; None while that is not known.
 
@@ -55,9 +55,7 @@ class ResumeSourceTracker:
         are_all_received = len(received) == len(gang.nodes)
         if sources:
             return DetectedSource(sources[0].number) if are_all_received or node == gang.nodes[0] else None
-        unowned = [
-            name for one in received for name in one.names if PurePosixPath(name).suffix in MODEL_FILE_ENDINGS
-        ]
+        unowned = [name for one in received for name in one.names if PurePosixPath(name).suffix in MODEL_FILE_ENDINGS]
         if are_all_received and newest is None and unowned:
             return DetectedSource(0, unowned[-1])
         if not are_all_received or newest is None or not all(one.is_known for one in received):
@@ -68,14 +66,12 @@ class ResumeSourceTracker:
         return DetectedSource(0) if is_seen and not is_unsure else None
 
 
-def _checkpoints_by_file(saves: Collection[CheckpointRecord], attempt: int) -> dict[str, CheckpointRecord]:
+def _checkpoints_by_file(saves: Collection[Checkpoint], attempt: int) -> dict[str, Checkpoint]:
     """Return, by the file names that agents report, the newest checkpoint of earlier attempts that each file belongs to, if it can
     be resumed from."""
-    owners: dict[str, CheckpointRecord] = {}
+    owners: dict[str, Checkpoint] = {}
     for save in sorted(saves, key=lambda save: save.number):
-        may_be_whole = save.state in OVERRIDE_STATES or (
-            save.state is CheckpointState.TORN and not save.is_damaged
-        )
+        may_be_whole = save.state in OVERRIDE_STATES or (save.state is CheckpointState.TORN and not save.is_damaged)
         if save.attempt < attempt and may_be_whole and save.is_candidate:
             prefix = (
                 ""

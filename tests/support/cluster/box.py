@@ -183,9 +183,7 @@ class Box(Faults):
         self.verbs = Verbs(self.login)
         host_keys = {host.name: new_key() for host in self.hosts.values()}
         user_keys = {user.name: new_key() for user in USERS.values()}
-        known = "".join(
-            f"{host.name},{host.address} {host_keys[host.name][1]}\n" for host in self.hosts.values()
-        )
+        known = "".join(f"{host.name},{host.address} {host_keys[host.name][1]}\n" for host in self.hosts.values())
         self._lay_out_common({name: public for name, (_, public) in user_keys.items()})
         for host in self.hosts.values():
             own = host.state / "etc"
@@ -238,9 +236,7 @@ def inside(spaces: set[int]) -> list[Proc]:
 
     Only while the namespaces are there: Linux gives the inode of one that is gone to the next.
     """
-    pids = [
-        pid for pid in procfs.pids() if any(namespace(pid, kind) in spaces for kind in ("pid", "mnt", "net"))
-    ]
+    pids = [pid for pid in procfs.pids() if any(namespace(pid, kind) in spaces for kind in ("pid", "mnt", "net"))]
     return [Proc(pid, stat.start_ticks) for pid in pids if (stat := procfs.stat(pid)) is not None]
 
 

@@ -161,11 +161,7 @@ class Job:
     def note(self, node: str) -> str:
         """Return what the status says about a host, and how to mend that."""
         return next(
-            (
-                f"{one['note']}; {one['fix']}"
-                for one in self.seen()["nodes"]
-                if one["name"] == node and one["note"]
-            ),
+            (f"{one['note']}; {one['fix']}" for one in self.seen()["nodes"] if one["name"] == node and one["note"]),
             "",
         )
 
@@ -213,11 +209,7 @@ class Job:
     def story(self) -> str:
         """Return what one wants to read when a test has failed."""
         seen = self.seen()
-        parts = [
-            json.dumps(
-                {key: seen.get(key) for key in ("state", "attempt", "step", "reason", "nodes")}, indent=1
-            )
-        ]
+        parts = [json.dumps({key: seen.get(key) for key in ("state", "attempt", "step", "reason", "nodes")}, indent=1)]
         for path in (self.folder.supervisor_log, *sorted(self.folder.logs.glob("attempt-*/*"))):
             if path.suffix == ".log" and path.exists():  # a job in Slurm's queue has none yet
                 parts.append(f"--- {path.name}\n{_tail(path)}")
@@ -251,9 +243,7 @@ class Job:
         box, words = self.desk.box, f"supervise {self.inside}"
         hosts = list(box.hosts.values()) if isinstance(box, SlurmBox) else [box.login]
 
-        def find() -> list[
-            tuple[Host, Proc]
-        ]:  # the batch script has these words too, behind those of its shell
+        def find() -> list[tuple[Host, Proc]]:  # the batch script has these words too, behind those of its shell
             found = [(host, one) for host, one in running(hosts) if words in one.command]
             return [(host, one.proc) for host, one in found if Path(one.program).name.startswith("python")]
 

@@ -164,9 +164,7 @@ class Faults(abc.ABC):
         host = self.hosts[name]
         for _ in range(KILL_ROUNDS_MAX):  # what is being started meanwhile is found in the next round
             listener = host.sshd() if user == "root" else None
-            found = [
-                one.proc for one in host.processes() if one.uid == USERS[user].uid and one.proc != listener
-            ]
+            found = [one.proc for one in host.processes() if one.uid == USERS[user].uid and one.proc != listener]
             if not found:
                 return
             host.kill(found)

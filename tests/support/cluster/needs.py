@@ -42,17 +42,13 @@ def missing() -> str | None:
     lacking = _lacking("a cluster in a box", COMMANDS)
     if lacking:
         return lacking
-    script = (
-        "mount -t tmpfs tmpfs /mnt && mount -t proc proc /proc && ip link add name a type veth peer name b"
-    )
+    script = "mount -t tmpfs tmpfs /mnt && mount -t proc proc /proc && ip link add name a type veth peer name b"
     tried = subprocess.run(
         ["unshare", *NAMESPACES, "sh", "-c", f"{script} && nft add table bridge t"],
         env={**os.environ, "PATH": _path()}, capture_output=True, text=True, timeout=TRY_S_MAX, check=False,
     )  # fmt: skip
     if tried.returncode != 0:
-        return (
-            f"a cluster in a box needs namespaces, mounts, veth and nft: {tried.stderr.strip() or 'refused'}"
-        )
+        return f"a cluster in a box needs namespaces, mounts, veth and nft: {tried.stderr.strip() or 'refused'}"
     return None
 
 

@@ -106,7 +106,9 @@ class Network:
             for hook in ("input", "forward", "output")
         )
         cuts = "\n".join(f"{rule} drop" for rule in self.rules)
-        text = f"table bridge box\ndelete table bridge box\ntable bridge box {{\nchain cuts {{\n{cuts}\n}}\n{chains}\n}}\n"
+        text = (
+            f"table bridge box\ndelete table bridge box\ntable bridge box {{\nchain cuts {{\n{cuts}\n}}\n{chains}\n}}\n"
+        )
         self._into(self.login, ["nft", "-f", "-"], text)
 
     def _bridge(self, name: str, own: str) -> None:
@@ -135,7 +137,5 @@ class Network:
     def _into(self, host: Host, argv: list[str], text: str, *, check: bool = True) -> None:
         # Only the network namespace: `netns PID` must name a process as the machine counts.
         entered = ["nsenter", "-t", str(host.pid), "-n", "--", *argv]
-        done = subprocess.run(
-            entered, input=text, capture_output=True, text=True, timeout=IP_S_MAX, check=False
-        )
+        done = subprocess.run(entered, input=text, capture_output=True, text=True, timeout=IP_S_MAX, check=False)
         assert not check or done.returncode == 0, f"{argv} for {host.name}: {done.stderr}\n{text}"

@@ -225,9 +225,7 @@ class SlurmBox(Box):
         for host, process in begun:
             code = process.wait(DAEMON_S_MAX + 5)
             words = (self.logs / f"init-{host.name}.log").read_text()
-            assert code == 0, (
-                f"{daemon or 'munged'} on {host.name} did not start:\n{words}\n{self.log(daemon)}"
-            )
+            assert code == 0, f"{daemon or 'munged'} on {host.name} did not start:\n{words}\n{self.log(daemon)}"
 
     def _start_accounting(self) -> None:
         """Start the database and slurmdbd, and make the users known to it."""
@@ -242,9 +240,7 @@ class SlurmBox(Box):
             ["account", ACCOUNT, "cluster=box"],
             ["user", ",".join(USERS), f"account={ACCOUNT}"],
         ):
-            self.login.run(
-                ["sacctmgr", "-i", "-Q", "add", *known], check=False
-            )  # not the first start: it is known
+            self.login.run(["sacctmgr", "-i", "-Q", "add", *known], check=False)  # not the first start: it is known
 
     def _lay_out(self) -> None:
         super()._lay_out()

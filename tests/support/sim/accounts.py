@@ -30,9 +30,7 @@ def check(world: World) -> None:
     for before, after in itertools.chain.from_iterable(map(itertools.pairwise, rows.values())):
         if after.begin_wall_s < before.end_wall_s:
             raise Violation(f"spans overlap: {before}, {after}")
-        is_resumed = any(
-            before.end_wall_s - ROUNDING_S <= over_at < after.begin_wall_s for over_at in _ends(lines)
-        )
+        is_resumed = any(before.end_wall_s - ROUNDING_S <= over_at < after.begin_wall_s for over_at in _ends(lines))
         if after.begin_wall_s > before.end_wall_s and before.kind is not TimeKind.IDLE and not is_resumed:
             raise Violation(f"a gap: {before}, {after}")
     sums = found.rank_seconds()

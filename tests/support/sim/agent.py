@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
-from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
 
@@ -81,7 +81,7 @@ class Agent:
         self.line: Line | None = None
         self.seen = self.running = self.started = self.ready = self.preparing = 0
         self.address, self.port = "", 0
-        self.resume: Checkpoint | None = None  # of the last order to prepare
+        self.resume: ResumePoint | None = None  # of the last order to prepare
         # The attempt whose script runs, the launcher call that it has come to, and the one whose ranks were started
         self.script = self.call = self.started_call = self.stopped = 0
         self.listens = False  # on the port, for those who try to reach it
@@ -104,12 +104,8 @@ class Agent:
             return
         line = self.line = Line(self, self.world.boss)
         self.opened_s = self.world.now
-        seen = tuple(
-            observations.ReportedRank(rank.number, rank.pid, not rank.alive) for rank in self.host.processes
-        )
-        up = e.AgentUp(
-            0.0, self.host.name, self.boot, self.running, self.ready, self.address, self.port, seen
-        )
+        seen = tuple(observations.ReportedRank(rank.number, rank.pid, not rank.alive) for rank in self.host.processes)
+        up = e.AgentUp(0.0, self.host.name, self.boot, self.running, self.ready, self.address, self.port, seen)
         line.up(self.world.boss.greet, line, list(self.kept), up)
         self.tick_soon()
 
@@ -305,7 +301,7 @@ class Agent:
         self.port = self.world.rng.randint(20000, 60000)
         self.post(reports.Prepared(attempt, self.address, self.port, (), self.call))
 
-    def _is_spoiled(self, resume: Checkpoint) -> bool:
+    def _is_spoiled(self, resume: ResumePoint) -> bool:
         """Tell whether a save is not whole any more, though it was when it was compared."""
         return self.world.version_read(resume) in self.world.night.spoiled
 
@@ -392,13 +388,9 @@ class Agent:
             if how == "asked" and save is not None and 0 in gang.ranks and gang.ranks[0].host is self.host:
                 self.host.found(attempt, *save)
                 is_free = gang.saved_itself or gang.finished or self.world.travels
-                is_free = (
-                    is_free or gang.count < self.world.night.save_steps
-                )  # it is of an earlier launcher call
+                is_free = is_free or gang.count < self.world.night.save_steps  # it is of an earlier launcher call
                 is_cut_off = not is_free and self.world.rng.random() < 0.2
-                if (
-                    is_cut_off and gang.count >= self.world.night.save_steps
-                ):  # else of an earlier launcher call
+                if is_cut_off and gang.count >= self.world.night.save_steps:  # else of an earlier launcher call
                     self._cut_off(attempt, *save)
             self.post(reports.Stopped(attempt, how))
             self.world.over(attempt)

@@ -10,7 +10,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core.checkpoints.checkpoint import CompletionReason
-from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.wire import orders, reports
 from orchestrator.journal.journal_file import JournalEntry
 from tests.support.brain_story import planned_node
@@ -225,11 +225,7 @@ class Boss:
             if ask.restart:
                 self.hear(e.RestartRequested(0.0, number))
                 continue
-            if (
-                self.world.night.hosts is not None
-                and self.brain.facts.end is not None
-                and not self.world.slurm
-            ):
+            if self.world.night.hosts is not None and self.brain.facts.end is not None and not self.world.slurm:
                 self._come_anew()
             if ask.nodes and self.brain.facts.end is not None:
                 self.world.nodes = ask.nodes
@@ -251,9 +247,7 @@ class Boss:
         placed = facts.last_hosts or (facts.attempt is not None and facts.attempt.placed_at is not None)
         if hosts is None or not self.alive or facts.end is not None or placed:
             return
-        ahead = tuple(
-            f"job-{number}" for number, until_s in enumerate(hosts.ahead) if until_s > self.world.now
-        )
+        ahead = tuple(f"job-{number}" for number, until_s in enumerate(hosts.ahead) if until_s > self.world.now)
         if ahead != facts.jobs_ahead:
             self._take(e.QueueSeen(self.world.clock, ahead))
 
@@ -427,7 +421,7 @@ class Boss:
         match decision:
             case d.Launch():
                 self.world.host(decision.node).launch(self, decision.attempt)
-            case d.To(order=orders.Prepare(resume=Checkpoint())) if self.world.travels:
+            case d.To(order=orders.Prepare(resume=ResumePoint())) if self.world.travels:
                 self.world.after(self.world.rng.uniform(0.2, SEND_S_MAX), self._order, decision)
             case d.To():
                 self._order(decision)
@@ -435,9 +429,7 @@ class Boss:
                 assert self.world.slurm is not None
                 self.world.slurm.asked(decision)
             case d.CompareCheckpoint():
-                self.world.after(
-                    self.world.save_rng.uniform(*self.world.night.compare_s), self._compared, decision
-                )
+                self.world.after(self.world.save_rng.uniform(*self.world.night.compare_s), self._compared, decision)
             case d.DistrustCheckpoint() | d.Judge():
                 self.saves.mirror(self.brain.facts)
             case d.EndJob():

@@ -36,9 +36,7 @@ def clean_night(seed: int) -> tuple[Night, Expected]:
     rng = random.Random(seed)
     nodes, ranks = rng.choice(((1, 2), (2, 1), (2, 2), (3, 2), (4, 1)))
     rank = rng.randrange(nodes * ranks)
-    step = rng.choice(
-        [step for step in range(2, 30) if step % 10]
-    )  # at a checkpoint's step nothing comes again
+    step = rng.choice([step for step in range(2, 30) if step % 10])  # at a checkpoint's step nothing comes again
     plain = Night(
         seed,
         nodes,

@@ -70,9 +70,7 @@ def _odd(plain: Night, rank: int, step: int) -> list[tuple[Night, Wanted]]:
         *((_with(said, harm, rank, step), noticed) for harm in OUT_OF_STEP),
         (
             _with(two, Harm.SKIPS_ONE, rank % 2, step),
-            dataclasses.replace(
-                judged, clean=dataclasses.replace(judged.clean, rank=rank % 2, node=f"n{rank % 2}")
-            ),
+            dataclasses.replace(judged, clean=dataclasses.replace(judged.clean, rank=rank % 2, node=f"n{rank % 2}")),
         ),
         (_with(slow, Harm.ADDS_ONE, rank, step, dataclasses.replace(early, lasts_s=3.0)), judged),
         (_slow_looks(_with(plain, Harm.SKIPS_ONE, rank, step)), dataclasses.replace(judged, step=None)),
@@ -84,9 +82,7 @@ def _probed(plain: Night, rank: int, step: int) -> list[tuple[Night, Wanted]]:
     """A rank makes steps of another optimizer, alone: of no matter, also where another one is out of step."""
     odd = (rank + 1) % (plain.nodes * plain.ranks)
     within_s = 3 * max(plain.step_s, 2.0) + SEEN_S + JUDGED_S
-    wanted = Wanted(
-        Expected(VerdictKind.DESYNC, odd, f"n{odd // plain.ranks}", within_s, end=JobEnd.FAILED), step + 1
-    )
+    wanted = Wanted(Expected(VerdictKind.DESYNC, odd, f"n{odd // plain.ranks}", within_s, end=JobEnd.FAILED), step + 1)
     night = dataclasses.replace(plain, probe_rank=rank)
     return [(night, Wanted(Expected(None))), (_with(night, Harm.ADDS_ONE, odd, step), wanted)]
 
@@ -132,9 +128,7 @@ def check_desync(world: World, wanted: Wanted) -> None:
     """Compare a lived night with what is expected of it. Raises Violation."""
     check_clean(world, wanted.clean)
     said = [what for _, what in world.ledger.notes if isinstance(what, (d.Notice, d.Judge))]
-    found = [
-        one.verdict for one in said if one.verdict is not None and one.verdict.kind is VerdictKind.DESYNC
-    ]
+    found = [one.verdict for one in said if one.verdict is not None and one.verdict.kind is VerdictKind.DESYNC]
     notices = sum(isinstance(what, d.Notice) and what.verdict is not None for what in said)
     if notices != wanted.notices:
         raise Violation(f"{wanted.notices} notices wanted, not {notices}: {found}")

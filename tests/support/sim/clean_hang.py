@@ -47,10 +47,7 @@ def _endless(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]
     sure = Expected(VerdictKind.HANG, rank, node, SURE_S)
     unproved = (Harm.STUCK, Harm.STUCK_AND_LOGS, Harm.SPINS, Harm.SLEEPS, Harm.ELSEWHERE, Harm.HANG)
     unsure = dataclasses.replace(sure, within_s=UNSURE_S)
-    return [
-        (_with(plain, harm, step, rank), unsure if harm in unproved else sure)
-        for harm in (*ENDLESS, Harm.HANG)
-    ]
+    return [(_with(plain, harm, step, rank), unsure if harm in unproved else sure) for harm in (*ENDLESS, Harm.HANG)]
 
 
 def _pauses(plain: Night, step: int, rank: int, lasts_s: float) -> list[tuple[Night, Expected]]:
@@ -136,9 +133,7 @@ def _late(night: Night, rank: int, hidden_s: float) -> Night:
 
 def _all_nap(night: Night, step: int, lasts_s: float) -> Night:
     """Return a night in which all ranks sleep at once: nobody waits for another."""
-    naps = (
-        Fault(Harm.NAPS, 0.0, n // night.ranks, n, lasts_s, step) for n in range(night.nodes * night.ranks)
-    )
+    naps = (Fault(Harm.NAPS, 0.0, n // night.ranks, n, lasts_s, step) for n in range(night.nodes * night.ranks))
     return dataclasses.replace(night, faults=tuple(naps))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
-from orchestrator.core.checkpoints.checkpoint import CheckpointRecord
+from orchestrator.core.checkpoints.checkpoint import Checkpoint
 from orchestrator.core.wire import reports
 
 from .tries import Try
@@ -128,7 +128,7 @@ class DesyncBook:
         if verdict is not None and verdict.kind is d.VerdictKind.DESYNC:
             self.guilty[attempt.number] = (verdict.step or 0) - attempt.base
 
-    def is_out_of_step(self, save: CheckpointRecord) -> bool:
+    def is_out_of_step(self, save: Checkpoint) -> bool:
         """Tell whether an attempt wrote it after it was out of step, as far as can be known."""
         if save.attempt not in self.guilty:
             return False

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from .world import World
 
 OWN = Failure("ValueError", "loss is nan", "Traceback ...\nValueError: loss is nan", frame("train.py:42"))
-VICTIM = Failure(
-    "RuntimeError", "Connection closed by peer [10.0.0.2]:2345", "Traceback ...", frame("train.py:50")
-)
+VICTIM = Failure("RuntimeError", "Connection closed by peer [10.0.0.2]:2345", "Traceback ...", frame("train.py:50"))
 FATAL = Failure("", "", "Thread ...", frame("train.py:43 load"))
 UNLOADABLE = Failure("RuntimeError", "size mismatch for head.weight", "Traceback ...", frame("train.py:12"))
 SYNTAX = Failure("SyntaxError", "invalid syntax", "  File train.py, line 3", frame("train.py:3"))
@@ -45,9 +43,7 @@ class Rank:
     stance: Stance | None = None
     ended_well: bool = False
     left: bool = False  # it has said its last word
-    polled: int = (
-        0  # the steps of one that waits for others in a loop of its own: it has ended the one they are in
-    )
+    polled: int = 0  # the steps of one that waits for others in a loop of its own: it has ended the one they are in
     counted: Counted = field(default_factory=Counted)
 
     @property
@@ -182,9 +178,7 @@ class Gang:
         ]
         if night.crash_step - self.base > self.count:
             marks.append(night.crash_step - self.base)
-        marks += [
-            fault.step for fault in self.world.step_faults if fault.step > self.count and self.attempt == 1
-        ]
+        marks += [fault.step for fault in self.world.step_faults if fault.step > self.count and self.attempt == 1]
         return marks
 
     def _reached(self, version: int, count: int) -> None:
@@ -291,9 +285,7 @@ STANCES = {
     ),
     Harm.ELSEWHERE: Stance(Activity.WAITING_FOR_RANKS, "train.py:30 sync", "in the store", elsewhere=True),
     Harm.EVALUATES: Stance(Activity.PROGRESSING, "train.py:70 evaluate", phase="evaluate", cpu=1.0),
-    Harm.EVALUATES_AND_LOGS: Stance(
-        Activity.PROGRESSING, "train.py:70 evaluate", phase="evaluate", cpu=1.0, logs=True
-    ),
+    Harm.EVALUATES_AND_LOGS: Stance(Activity.PROGRESSING, "train.py:70 evaluate", phase="evaluate", cpu=1.0, logs=True),
     Harm.SAVES: Stance(Activity.BLOCKED, "train.py:80 save", "in write() of a file", phase="save"),
     Harm.NAPS: Stance(Activity.SLEEPING, "train.py:61 nap", "in a sleep", ends_at=0.0),
     Harm.LONG_STEP: Stance(Activity.SPINNING, "train.py:9 step", cpu=1.0),

@@ -26,9 +26,7 @@ class HangBook:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.looked_s: dict[int, float] = {}  # when each look was ordered
-        self.suspects: dict[
-            str, tuple[int, int]
-        ] = {}  # the places that were named, steps and living ranks then
+        self.suspects: dict[str, tuple[int, int]] = {}  # the places that were named, steps and living ranks then
         self.living = 0  # ranks
         self.heard = 0  # steps
         self.noticed: int | None = None  # the same when a hang was noticed that still stands
@@ -87,11 +85,7 @@ class HangBook:
         is never taken for a hang, and no innocent is blamed."""
         world, must = self.ledger.world, self.ledger.must
         gang = world.gangs.get(self.ledger.tries[-1].number)
-        if (
-            verdict.kind is d.VerdictKind.RENDEZVOUS
-            and "have not joined" in verdict.summary
-            and gang is not None
-        ):
+        if verdict.kind is d.VerdictKind.RENDEZVOUS and "have not joined" in verdict.summary and gang is not None:
             hidden = (world.night.hidden_rank,) if world.now < world.night.hidden_s else ()
             came = [n for n in verdict.ranks if n not in hidden and world.now >= gang.ranks[n].ready_s]
             must(not came, f"{came} have come to the rendezvous: {verdict}")
@@ -124,19 +118,9 @@ class HangBook:
         tries = self.ledger.tries
         before = tries[-2].verdict if len(tries) > 1 else None
         fatal = before is not None and verdict.signature.cause is d.FailureCause.FATAL_SIGNAL
-        if (
-            fatal
-            and before is not None
-            and before.signature == verdict.signature
-            and before.step == verdict.step
-        ):
+        if fatal and before is not None and before.signature == verdict.signature and before.step == verdict.step:
             ends = verdict.kind is d.VerdictKind.NO_PROGRESS
             self.ledger.must(ends, f"the same fault of its code again: {verdict}")
         again = verdict.kind is d.VerdictKind.NO_PROGRESS and verdict.signature.kind is d.VerdictKind.HANG
-        if (
-            again
-            and "again at" in verdict.summary
-            and before is not None
-            and before.node == verdict.node != ""
-        ):
+        if again and "again at" in verdict.summary and before is not None and before.node == verdict.node != "":
             self.ledger.must(not self.others, f"another host was not tried: {verdict}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
-from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.wire import orders, reports
 
 from .agent import Agent
@@ -67,18 +67,14 @@ class Host:
         if night.hosts is not None:
             self.world.after(rng.uniform(0.05, 3.0), self._land, boss)
         elif self.index == 0 and self.launches <= night.launch_fails:
-            failed = e.LaunchFailed(
-                0.0, self.name, "start", "no python3 there", observations.Retryable.TRANSIENT
-            )
+            failed = e.LaunchFailed(0.0, self.name, "start", "no python3 there", observations.Retryable.TRANSIENT)
             self.world.after(rng.uniform(0.05, 3.0), boss.hear_alive, failed)
         elif self.index == 0 and self.launches <= night.launch_fails + night.launch_lost:
             pass
         elif self.up:
             self.world.after(rng.uniform(0.05, 3.0), self._boot)
         elif rng.random() < 0.7:
-            failed = e.LaunchFailed(
-                0.0, self.name, "connect", "no route to host", observations.Retryable.TRANSIENT
-            )
+            failed = e.LaunchFailed(0.0, self.name, "connect", "no route to host", observations.Retryable.TRANSIENT)
             self.world.after(rng.uniform(1.0, 3.0), boss.hear_alive, failed)
 
     def _land(self, boss: Boss) -> None:
@@ -91,9 +87,7 @@ class Host:
                     e.LaunchFailed(0.0, self.name, "python", "it broke off", observations.Retryable.TRANSIENT)
                 )
         elif not (self.up and self.reaches_boss()) or (self.world.slurm and not self.world.slurm.has(self)):
-            failed = e.LaunchFailed(
-                0.0, self.name, "connect", "no route to host", observations.Retryable.TRANSIENT
-            )
+            failed = e.LaunchFailed(0.0, self.name, "connect", "no route to host", observations.Retryable.TRANSIENT)
             patience_s = self.world.rng.choice((5.0, 5.0, 12.0))
             self.world.after(self.world.rng.uniform(0.0, patience_s), boss.hear_alive, failed)
         elif self.refuses:
@@ -101,11 +95,7 @@ class Host:
                 0.0, self.name, "host key", f"{self.name}'s key is new", observations.Retryable.PERMANENT
             )
             boss.hear_alive(failed)
-        elif (
-            self.agent is None
-            and not self.keeper
-            and hosts.is_busy(self.index, self.world.now, self.world.now)
-        ):
+        elif self.agent is None and not self.keeper and hosts.is_busy(self.index, self.world.now, self.world.now):
             boss.hear_alive(
                 e.LaunchFailed(0.0, self.name, "lease", "gpu-0 is held by job-7", observations.Retryable.BUSY)
             )
@@ -151,15 +141,11 @@ class Host:
         since of those before this one it knows nothing."""
         is_known = self.world.slurm is None or self.allocation == self.world.slurm.allocation
         if self.up and self.agent is None and not self.keeper and lent == self.world.lent and is_known:
-            self.world.boss.hear_alive(
-                e.AgentDied(0.0, self.name, "its agent was killed by SIGKILL, says its keeper")
-            )
+            self.world.boss.hear_alive(e.AgentDied(0.0, self.name, "its agent was killed by SIGKILL, says its keeper"))
 
     # Ranks
 
-    def spawn(
-        self, order: orders.Start, ready: int, ranks: tuple[int, ...], call: int = 0
-    ) -> tuple[int, ...]:
+    def spawn(self, order: orders.Start, ready: int, ranks: tuple[int, ...], call: int = 0) -> tuple[int, ...]:
         world = self.world
         assert self.agent is not None
         resume = self.agent.resume
@@ -181,7 +167,7 @@ class Host:
                 world.at(ready_s - 1.0, lambda rank=rank: rank.gang.die(rank, code=1, failure=fatal))
         return tuple(rank.pid for rank in self.processes)
 
-    def _dies_of(self, resume: Checkpoint | None, version: int) -> observations.Failure | None:
+    def _dies_of(self, resume: ResumePoint | None, version: int) -> observations.Failure | None:
         """Return what every rank of a script dies of before its first step, if it does."""
         night = self.world.night
         if night.syntax_error:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
-from orchestrator.core.checkpoints.checkpoint import CheckpointRecord, CheckpointState
-from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointState
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.wire import orders, reports
 from orchestrator.journal.journal_file import content
 
@@ -64,14 +64,12 @@ class Ledger:
         self.ended_s: float | None = None
         self.end: d.EndJob | None = None
         self.resumed = self.cancelled = False
-        self.restarted = self.stopped = (
-            0  # the attempts that the user wanted to end, and that was ended, last
-        )
+        self.restarted = self.stopped = 0  # the attempts that the user wanted to end, and that was ended, last
         self.restarted_s = 0.0
         self.notes: list[tuple[float, News | str]] = []
         self.pool = PoolBook(self, world) if world.night.hosts is not None else None
         self.queue = QueueBook(self, world) if world.night.lease is not None else None
-        self.coming: dict[int, CheckpointRecord] = {}  # on their way home
+        self.coming: dict[int, Checkpoint] = {}  # on their way home
         self.watched_s = self.stopped_s = 0.0
         self.saves = SaveBook(self, world)
         self.hangs = HangBook(self)
@@ -115,11 +113,7 @@ class Ledger:
         if gang is not None and (sure or attempt.anew):
             heard = max((rank.steps for rank in boss.brain.facts.ranks.values()), default=0)
             step = boss.brain.facts.step or 0
-            if (
-                gang.call
-                and boss.brain.facts.attempt is not None
-                and boss.brain.facts.attempt.call != gang.call
-            ):
+            if gang.call and boss.brain.facts.attempt is not None and boss.brain.facts.attempt.call != gang.call:
                 heard = gang.count  # the ranks of the next call are not started yet
             self.must(step == gang.base + heard, f"step {step}, but it is {gang.base} + {heard}")
 
@@ -129,11 +123,9 @@ class Ledger:
 
     # The physical world
 
-    def starting(self, host: Host, order: orders.Start, ready: int, resume: Checkpoint | None) -> None:
+    def starting(self, host: Host, order: orders.Start, ready: int, resume: ResumePoint | None) -> None:
         """An agent starts ranks: nothing of another attempt may be alive anywhere."""
-        self.must(
-            ready == order.attempt, f"{host.name} starts attempt {order.attempt}, but is ready for {ready}"
-        )
+        self.must(ready == order.attempt, f"{host.name} starts attempt {order.attempt}, but is ready for {ready}")
         self.must(self.end is None, f"{host.name} starts ranks after the end of the job")
         begun = self.tries[order.attempt - 1].begun
         self.must(
@@ -211,7 +203,7 @@ class Ledger:
             case _:
                 pass
 
-    def _save_changed(self, save: CheckpointRecord) -> None:
+    def _save_changed(self, save: Checkpoint) -> None:
         """What an attempt has saved is entered with the step that it truly holds, as far as that can be known."""
         self.coming.pop(save.number, None)
         if save.is_in_transit:
@@ -223,7 +215,7 @@ class Ledger:
             known |= {save.steps} if self.world.night.begins_anew and not self.saves.bears_its_step else set()
             self.must(save.step in known, f"it holds step {known}: {save}")
 
-    def _step(self, attempt: Try, save: CheckpointRecord) -> int:
+    def _step(self, attempt: Try, save: Checkpoint) -> int:
         """Return the step of what an attempt wrote: the true one if it states that, or its name bears it, else as the
         time says."""
         if self.saves.bears_its_step:
@@ -365,9 +357,7 @@ class Ledger:
         """Tell whether an attempt came further than all before it; what one saved that began anew may be old."""
         attempt.high = self.world.journal_high(attempt.number)
         own = [save for save in self.world.save_desk.saves.values() if save.attempt == attempt.number]
-        whole = [
-            save for save in own if save.state is CheckpointState.WHOLE and (save.step or 0) > attempt.base
-        ]
+        whole = [save for save in own if save.state is CheckpointState.WHOLE and (save.step or 0) > attempt.base]
         saved = bool(whole) and not attempt.anew
         return saved or (attempt.high > 0 and attempt.base + attempt.high > self.best)
 
@@ -403,9 +393,7 @@ class Ledger:
         self.end, self.ended_s = decision, self.world.now
         unsure = "cannot be reached" in decision.why or "survive SIGKILL" in decision.why
         alive = self._alive_attempts(mortal=True)
-        taken = (
-            self.queue is not None and self.queue.is_ending
-        )  # whatever lives is killed with the allocation
+        taken = self.queue is not None and self.queue.is_ending  # whatever lives is killed with the allocation
         self.must(unsure or taken or not alive, f"{alive} lives: {decision}")
         self._gives_up(decision.why)
         self._note_progress()
@@ -416,9 +404,7 @@ class Ledger:
             case d.JobEnd.SUCCEEDED:
                 done = bool(self.tries) and self._all_ok(self.tries[-1])
                 self.must(done, f"not every rank exited with code 0: {decision}")
-                in_vain = (
-                    self.tries[-1].number == self.restarted and self.world.now > self.restarted_s + ASKED_S
-                )
+                in_vain = self.tries[-1].number == self.restarted and self.world.now > self.restarted_s + ASKED_S
                 self.must(not in_vain, f"attempt {self.restarted} was to be restarted: {decision}")
             case d.JobEnd.CANCELLED:
                 self.must(self.cancelled, f"nobody cancelled: {decision}")
@@ -438,9 +424,7 @@ class Ledger:
             immortal = any(fault.harm is Harm.IMMORTAL for fault in self.world.night.faults)
             self.must(immortal, f"no process does: {why}")
         if "cannot be reached" in why:
-            hosts = [
-                host for host in self.world.hosts if f"{host.name} cannot" in why or f"{host.name}, " in why
-            ]
+            hosts = [host for host in self.world.hosts if f"{host.name} cannot" in why or f"{host.name}, " in why]
             away = any(host.refuses or not host.reaches_boss() for host in hosts)
             self.must(away or any(rank.immortal_until_s for rank in ranks), f"all can: {why}")
         if "is spent" in why:

@@ -15,9 +15,7 @@ def _queued(lease: Lease, *faults: Fault, bad: tuple[int, ...] = (), **more: obj
     return _night(*faults, lease=lease, hosts=hosts, local=False, **more)  # type: ignore[arg-type]
 
 
-def _night(
-    *faults: Fault, nodes: int = 2, ranks: int = 2, asks: tuple[Ask, ...] = (), **more: object
-) -> Night:
+def _night(*faults: Fault, nodes: int = 2, ranks: int = 2, asks: tuple[Ask, ...] = (), **more: object) -> Night:
     limits, seed = more.pop("limits", limits_of()), more.pop("seed", 7)
     return Night(seed, nodes, ranks, limits, faults, asks, calm_s=300.0, **more)  # type: ignore[arg-type]
 

@@ -22,9 +22,7 @@ def addresses(host: Host) -> tuple[observations.Address, ...]:
     return tuple(bridge + mine if host.index % 2 else mine + bridge)
 
 
-def probe(
-    host: Host, order: orders.Probe
-) -> tuple[tuple[observations.ReachableAddress, ...], tuple[str, ...]]:
+def probe(host: Host, order: orders.Probe) -> tuple[tuple[observations.ReachableAddress, ...], tuple[str, ...]]:
     """Return which addresses lead from a host to the one that listens on the port, and how the others failed."""
     reached, missed = [], []
     for address in order.addresses:

@@ -156,15 +156,11 @@ class Night:
     names_unloadable: bool = True  # and a library says which file it was loading
     raises_unloadable: bool = True  # it raises; else it exits with a code of its own
     spoiled: tuple[int, ...] = ()  # these are not whole any more when a node is made ready
-    calls: int = (
-        0  # each node runs a script that calls a launcher so many times; the steps are divided among them
-    )
+    calls: int = 0  # each node runs a script that calls a launcher so many times; the steps are divided among them
     script_odd: int = -1  # on this node it ends before the last of these calls
     script_code: int = 0  # with which the script of node 0 ends in the first attempt
     hosts: Hosts | None = None  # a pool of hosts, from which the job takes `nodes`
-    lease: Lease | None = (
-        None  # a queue system lends them; of `hosts` only what is wrong with some counts then
-    )
+    lease: Lease | None = None  # a queue system lends them; of `hosts` only what is wrong with some counts then
 
     @property
     def plan(self) -> tuple[PlannedNode, ...]:
@@ -175,8 +171,7 @@ class Night:
         if self.hosts is not None:
             return tuple(planned_node(f"n{index}") for index in range(self.hosts.count))
         return tuple(
-            planned_node(f"n{index}", *range(index * self.ranks, (index + 1) * self.ranks))
-            for index in range(nodes)
+            planned_node(f"n{index}", *range(index * self.ranks, (index + 1) * self.ranks)) for index in range(nodes)
         )
 
     def pool_of(self, nodes: int) -> PlannedPool | None:
@@ -360,9 +355,7 @@ def _with_bad_saves(night: Night) -> Night:
     """Let saves of some nights be slow, and suffer between attempts, and let people name some to resume from. Drawn from a
     chance of its own, too."""
     rng = random.Random(night.seed ^ 0x5A7E5)
-    asks = tuple(
-        dataclasses.replace(ask, path=_some_path(rng, night)) if ask.path else ask for ask in night.asks
-    )
+    asks = tuple(dataclasses.replace(ask, path=_some_path(rng, night)) if ask.path else ask for ask in night.asks)
     night = dataclasses.replace(
         night, asks=asks, closes_s=rng.choice(((0.0, 0.0), (0.0, 0.0), (0.5, 5.0), (1.0, 15.0))),
         compare_s=rng.choice(((0.05, 0.5), (0.05, 0.5), (0.5, 20.0))),
@@ -446,9 +439,7 @@ def _partitioned(night: Night) -> Night:
     at_s, node = rng.uniform(8.0, 60.0), rng.randrange(night.hosts.count)
     lasts_s = rng.choice((rng.uniform(5.0, 20.0), rng.uniform(30.0, 200.0)))
     away_s = rng.choice((0.0, 0.0, rng.uniform(5.0, 150.0)))
-    away = Fault(
-        rng.choice((Harm.CUT_BOTH, Harm.BOSS_KILLED)), at_s, node, 0, away_s + rng.uniform(0.0, 10.0)
-    )
+    away = Fault(rng.choice((Harm.CUT_BOTH, Harm.BOSS_KILLED)), at_s, node, 0, away_s + rng.uniform(0.0, 10.0))
     cuts = [Fault(harm, at_s + away_s, node, 0, lasts_s) for harm in (Harm.CUT_BOTH, Harm.CUT_GANG)]
     return dataclasses.replace(
         night, limits=with_auto_times(night.limits), calm_s=max(night.calm_s, at_s + away_s + lasts_s + 20.0),
@@ -508,14 +499,11 @@ def _in_queue(night: Night) -> Night:
     gone = {fault.node for fault in faults if fault.harm is Harm.HOST_LOST and fault.lasts_s == float("inf")}
     if lease.count - len(gone) < nodes + lease.spares:  # the job would be in the queue for ever
         faults = [
-            dataclasses.replace(fault, lasts_s=100.0) if fault.harm is Harm.HOST_LOST else fault
-            for fault in faults
+            dataclasses.replace(fault, lasts_s=100.0) if fault.harm is Harm.HOST_LOST else fault for fault in faults
         ]
     some = tuple(rng.sample(range(lease.count), rng.choice((0, 0, 0, 1))))
     hosts = Hosts(lease.count, lease.spares)
-    hosts = (
-        dataclasses.replace(hosts, bad=some) if rng.random() < 0.5 else dataclasses.replace(hosts, unfit=some)
-    )
+    hosts = dataclasses.replace(hosts, bad=some) if rng.random() < 0.5 else dataclasses.replace(hosts, unfit=some)
     return dataclasses.replace(
         night, nodes=nodes, lease=lease, hosts=hosts, local=False,
         faults=(*faults, *more), asks=tuple(dataclasses.replace(ask, nodes=0) for ask in night.asks),
@@ -538,9 +526,7 @@ def _random_limits(rng: random.Random) -> Limits:
 
 def _random_fault(rng: random.Random, nodes: int, ranks: int) -> Fault:
     harm = rng.choice(_HARMS)
-    lasts_s = rng.choice(
-        (rng.uniform(0.5, 8.0), rng.uniform(5.0, 60.0), rng.uniform(20.0, 120.0), float("inf"))
-    )
+    lasts_s = rng.choice((rng.uniform(0.5, 8.0), rng.uniform(5.0, 60.0), rng.uniform(20.0, 120.0), float("inf")))
     if harm in (Harm.BOSS_KILLED, Harm.SLEPT):
         lasts_s = rng.choice((0.0, rng.uniform(0.0, 100.0)))
     if harm is Harm.CUT_ALL:

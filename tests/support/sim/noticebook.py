@@ -82,10 +82,7 @@ class NoticeBook:
         return bool(self.losses) and not math.isfinite(self.losses[min(self.losses)])
 
     def _is_over(self) -> bool:
-        return (
-            bool(self.ledger.tries and self.ledger.tries[-1].number == self.ledger.stopped)
-            or self.ledger.cancelled
-        )
+        return bool(self.ledger.tries and self.ledger.tries[-1].number == self.ledger.stopped) or self.ledger.cancelled
 
     def written(self, news: News) -> None:
         must = self.ledger.must
@@ -98,9 +95,7 @@ class NoticeBook:
                 ok = self.ledger.tries[-1].ok
                 early = [rank for rank, steps in self.steps.items() if steps < ALONE_STEPS and rank not in ok]
                 must(not early, f"ranks {early} may form their group yet: {news}")
-                must(
-                    self._are_alone(1), f"not all ranks are alone, or that is not known: {self.steps}, {news}"
-                )
+                must(self._are_alone(1), f"not all ranks are alone, or that is not known: {self.steps}, {news}")
             case d.Notice(topic=d.NoticeTopic.ALONE):
                 self.withdrawn += 1
                 must(self.said == self.withdrawn == 1, f"nothing was said before: {news}")
@@ -111,9 +106,7 @@ class NoticeBook:
                     self.losses_withdrawn + withdrawn,
                 )
                 is_said = self.losses_said > self.losses_withdrawn
-                must(
-                    is_said == self._is_loss_odd() == (not withdrawn), f"the losses are {self.losses}: {news}"
-                )
+                must(is_said == self._is_loss_odd() == (not withdrawn), f"the losses are {self.losses}: {news}")
             case e.FromNode(report=reports.Exited(rank=rank, code=0, ordered=False, failure=Failure())):
                 self.caught.add(rank)
             case d.Notice(topic=d.NoticeTopic.END):

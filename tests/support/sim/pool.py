@@ -94,9 +94,7 @@ def _some_busy(rng: random.Random, hosts: Hosts) -> Hosts:
     for host in range(hosts.count):
         if rng.random() < 0.5:
             from_s = rng.choice((0.0, rng.uniform(0.0, 120.0)))
-            some.append(
-                Busy(host, from_s, from_s + rng.choice((rng.uniform(3.0, 60.0), rng.uniform(60.0, 400.0))))
-            )
+            some.append(Busy(host, from_s, from_s + rng.choice((rng.uniform(3.0, 60.0), rng.uniform(60.0, 400.0)))))
     return dataclasses.replace(hosts, busy=(*hosts.busy, *some))
 
 
@@ -118,16 +116,12 @@ def _jobs_ahead(rng: random.Random, hosts: Hosts) -> Hosts:
 
 
 def _two_nets(rng: random.Random, hosts: Hosts) -> Hosts:
-    return dataclasses.replace(
-        hosts, nets=tuple(rng.choice(("a", "ab", "ab", "ba", "b")) for _ in range(hosts.count))
-    )
+    return dataclasses.replace(hosts, nets=tuple(rng.choice(("a", "ab", "ab", "ba", "b")) for _ in range(hosts.count)))
 
 
 def _one_alone(rng: random.Random, hosts: Hosts) -> Hosts:
     alone = rng.randrange(hosts.count)
-    return dataclasses.replace(
-        hosts, nets=tuple("z" if host == alone else "a" for host in range(hosts.count))
-    )
+    return dataclasses.replace(hosts, nets=tuple("z" if host == alone else "a" for host in range(hosts.count)))
 
 
 def _one_unfit(rng: random.Random, hosts: Hosts) -> Hosts:

@@ -168,11 +168,7 @@ class QueueBook:
         self._must(judged, f"for no reason: {decision}")
         lease = self.world.night.lease
         assert lease is not None
-        late = (
-            self.ending is not None
-            and self.ending.cause is AllocationEndCause.TIME_LIMIT
-            and not lease.requeues
-        )
+        late = self.ending is not None and self.ending.cause is AllocationEndCause.TIME_LIMIT and not lease.requeues
         self._must(not late, f"its time is over: {decision}")
         ends_at = self.ending.ends_at if self.ending is not None else None
         waited_s = clock - self.stopping_s + ROUNDING_S
@@ -180,9 +176,7 @@ class QueueBook:
         for host in self.world.hosts:
             mortal = [rank for rank in host.living() if not rank.immortal_until_s]
             saving = bool(mortal) and host.name in self.up and host.reaches_boss()
-            self._must(
-                not saving or near or waited_s >= lease.grace_s, f"{host.name} still saves itself: {decision}"
-            )
+            self._must(not saving or near or waited_s >= lease.grace_s, f"{host.name} still saves itself: {decision}")
         bad = [name for name in decision.avoid if name in self.up]
         for name in bad:
             barred = self.ledger.pool is not None and name in self.ledger.pool.barred

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
-from orchestrator.core.checkpoints.checkpoint import CheckpointRecord, CheckpointState
-from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointState
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.observations import Failure
 from orchestrator.core.wire import reports
 
@@ -36,9 +36,7 @@ class SaveBook:
     def __init__(self, ledger: Ledger, world: World) -> None:
         self.ledger = ledger
         self.world = world
-        self.named = self.named_after = (
-            0  # the save that a person has named, and the last attempt before that
-        )
+        self.named = self.named_after = 0  # the save that a person has named, and the last attempt before that
         self.named_before: list[tuple[int, int]] = []
         self.asked: d.CompareCheckpoint | None = None  # the comparison under way
         self.proved: tuple[int, int] | None = None  # after which attempt which save was found whole
@@ -57,10 +55,10 @@ class SaveBook:
 
     # The contract
 
-    def newest(self, without: int = 0) -> CheckpointRecord | None:
+    def newest(self, without: int = 0) -> Checkpoint | None:
         """Return the whole save that counts: the last of the latest attempt, unless an earlier attempt got further; after
         a person has named one, that one and what later attempts wrote."""
-        last: dict[int, CheckpointRecord] = {}
+        last: dict[int, Checkpoint] = {}
         for save in self._known():
             is_named = save.number == self.named and save.state is CheckpointState.DISTRUSTED
             if (save.state is CheckpointState.WHOLE or is_named) and save.number != without:
@@ -76,12 +74,10 @@ class SaveBook:
             return bool(self.named)
         return self.world.night.sharded and save.world_size != size
 
-    def _known(self) -> list[CheckpointRecord]:
+    def _known(self) -> list[Checkpoint]:
         saves = self.world.save_desk.saves.values()
         return [
-            save
-            for save in saves
-            if not self.named or save.number == self.named or save.attempt > self.named_after
+            save for save in saves if not self.named or save.number == self.named or save.attempt > self.named_after
         ]
 
     # The journal
@@ -91,12 +87,12 @@ class SaveBook:
         match news:
             case e.SupervisorStarted():
                 self.asked = self.proved = None
-            case e.FromNode(
-                report=reports.Exited(attempt=number, rank=rank, failure=Failure() as failure)
-            ) if number == len(self.ledger.tries):
+            case e.FromNode(report=reports.Exited(attempt=number, rank=rank, failure=Failure() as failure)) if (
+                number == len(self.ledger.tries)
+            ):
                 self.loading.setdefault(rank, failure.loading)
-            case e.FromNode(report=reports.PrepareFailed(attempt=number, save=save)) if (
-                save and number == len(self.ledger.tries)
+            case e.FromNode(report=reports.PrepareFailed(attempt=number, save=save)) if save and number == len(
+                self.ledger.tries
             ):
                 self.not_whole.add(save)
             case d.CompareCheckpoint():
@@ -165,7 +161,7 @@ class SaveBook:
         """No attempt begins from a save that was not proved whole since the last one ended, or that is not the newest."""
         save = self.newest()
         self._must(not self.has_none(), f"{save or self.named} cannot be begun from: {decision}")
-        wanted = Checkpoint(save.path, save.step, save.number) if save is not None else None
+        wanted = ResumePoint(save.path, save.step, save.number) if save is not None else None
         self._must(decision.resume == wanted, f"from {decision.resume}, newest is {wanted}")
         number = save.number if save is not None else 0
         if self.ledger.tries:
@@ -175,9 +171,7 @@ class SaveBook:
             is_next = len(self.ledger.tries) - self.ledger.forgiven > 1
             self._must(not (is_next and self._is_the_code()), f"the code loads no save: {decision}")
         if save is not None:
-            self._must(
-                self.world.save_desk.is_intact(save), f"its bytes are not those of the ledger: {decision}"
-            )
+            self._must(self.world.save_desk.is_intact(save), f"its bytes are not those of the ledger: {decision}")
             self._must(number == self.named or number not in self.given_up, f"it was given up: {decision}")
         self._passes(decision, save)
         self._distrusted()
@@ -189,11 +183,9 @@ class SaveBook:
         is_over = self.ledger.forgiven == len(self.ledger.tries)
         if self._is_said(last) and not self._made(last) and not is_over and save not in self.given_up:
             others = self.newest(without=save)
-            self._must(
-                others is None or save == self.named, f"save {save} could not be loaded, and is trusted"
-            )
+            self._must(others is None or save == self.named, f"save {save} could not be loaded, and is trusted")
 
-    def _passes(self, decision: d.BeginAttempt, save: CheckpointRecord | None) -> None:
+    def _passes(self, decision: d.BeginAttempt, save: Checkpoint | None) -> None:
         """Every newer save that was not chosen is named, up to the newest whole one of an attempt that got less far."""
         place = (save.attempt, save.number) if save is not None else (0, 0)
         newer = [one for one in self._known() if (one.attempt, one.number) > place]

@@ -15,7 +15,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.core.checkpoints import file_groups, steps
 from orchestrator.core.checkpoints.checkpoint import (
-    CheckpointRecord,
+    Checkpoint,
     CheckpointState,
     CompletionReason,
     Content,
@@ -95,7 +95,7 @@ class SaveDesk:
     travels: bool = False
     states: bool = False
     fits_any_size: bool = True
-    saves: dict[int, CheckpointRecord] = field(default_factory=dict)
+    saves: dict[int, Checkpoint] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)
     open: dict[int, Saved] = field(default_factory=dict)
     events: list[e.Event] = field(default_factory=list)
@@ -117,7 +117,7 @@ class SaveDesk:
             if save is not None and states == {CheckpointState.WHOLE, CheckpointState.DISTRUSTED}:
                 self.saves[number] = dataclasses.replace(save, state=known.state, why=known.why)
 
-    def seen(self, at: float, report: Saved, attempt: Attempt, *, closes: bool) -> CheckpointRecord | None:
+    def seen(self, at: float, report: Saved, attempt: Attempt, *, closes: bool) -> Checkpoint | None:
         """Enter a save of the current attempt; `closes`: every rank has gone on since. What others report is not entered."""
         if report.attempt != attempt.number:
             return None
@@ -135,22 +135,16 @@ class SaveDesk:
             self._tell(at, save)
         return self.saves[save.number]
 
-    def close(
-        self, at: float, number: int, attempt: Attempt, *, is_whole: bool, by: CompletionReason
-    ) -> None:
+    def close(self, at: float, number: int, attempt: Attempt, *, is_whole: bool, by: CompletionReason) -> None:
         """Close the book on a save that is open."""
         report, save = self.open.pop(number), self.saves[number]
         stated = self.files.step(report.version) if self.states else file_groups.find_step(report.path)
         host = report.node if self.travels else HERE
-        save = dataclasses.replace(
-            save, stated=stated, locations=(FileLocation(host, ROOT),), why="", closed_by=by
-        )
+        save = dataclasses.replace(save, stated=stated, locations=(FileLocation(host, ROOT),), why="", closed_by=by)
         save = self._with_step(at, save, attempt)
         if not is_whole:
             why = "the attempt ended while it was written"
-            save = dataclasses.replace(
-                save, state=CheckpointState.TORN, why=why, closed_by=CompletionReason.NONE
-            )
+            save = dataclasses.replace(save, state=CheckpointState.TORN, why=why, closed_by=CompletionReason.NONE)
         elif self.travels:
             save = dataclasses.replace(save, is_in_transit=True)
         else:
@@ -164,15 +158,11 @@ class SaveDesk:
         if not fault and self.files.at(save.main, host) != self.versions[number]:
             fault = f"{save.main} was written again before it was copied"
         if fault:
-            self._enter(
-                at, dataclasses.replace(save, state=CheckpointState.GONE, why=fault, is_in_transit=False)
-            )
+            self._enter(at, dataclasses.replace(save, state=CheckpointState.GONE, why=fault, is_in_transit=False))
             return
         self.files.disk[HERE, save.main] = self.versions[number]
         places = (FileLocation(HERE, ROOT), *save.locations)
-        self._enter(
-            at, dataclasses.replace(save, state=CheckpointState.WHOLE, locations=places, is_in_transit=False)
-        )
+        self._enter(at, dataclasses.replace(save, state=CheckpointState.WHOLE, locations=places, is_in_transit=False))
 
     def compared(self, at: float, order: d.CompareCheckpoint) -> None:
         """Answer what the bytes of a save are, against those that it was entered for."""
@@ -183,9 +173,7 @@ class SaveDesk:
                 fault = f"{save.main} {'has other bytes' if there else 'is gone'}"
                 self._change(at, dataclasses.replace(save, state=CheckpointState.GONE, why=fault))
             else:
-                self._change(
-                    at, dataclasses.replace(save, compared="sha256" if order.deep else "size and time")
-                )
+                self._change(at, dataclasses.replace(save, compared="sha256" if order.deep else "size and time"))
         self.events.append(e.CheckpointCompared(at, order.attempt, order.save, fault))
 
     def news(self) -> list[e.Event]:
@@ -200,29 +188,29 @@ class SaveDesk:
         fit = (CheckpointState.WHOLE, CheckpointState.DISTRUSTED)
         return max((s.number for s in self.saves.values() if s.main == path and s.state in fit), default=0)
 
-    def coming(self) -> list[CheckpointRecord]:
+    def coming(self) -> list[Checkpoint]:
         """Return the saves that are on their way home."""
         return [save for save in self.saves.values() if save.is_in_transit]
 
-    def is_intact(self, save: CheckpointRecord) -> bool:
+    def is_intact(self, save: Checkpoint) -> bool:
         """Tell whether the bytes of a save that is home are still those that it was entered for."""
         return self.files.at(save.main) == self.versions[save.number]
 
     # Entries
 
-    def _entry(self, report: Saved, world_size: int) -> CheckpointRecord:
+    def _entry(self, report: Saved, world_size: int) -> Checkpoint:
         """Return the save that a report is about: one that is open or bears a number, or a new one."""
         (group,) = file_groups.group_files([report.path]).values()
         known = [one for one in self.saves.values() if (one.key, one.attempt) == (group.key, report.attempt)]
         last = known[-1] if known else None
         again = last is not None and (last.number in self.open or not group.is_overwritten)
         number = last.number if last is not None and again else len(self.saves) + 1
-        return CheckpointRecord(
+        return Checkpoint(
             number, group.key, group.series, report.path, report.attempt, world_size, report.count, Format.UNKNOWN,
             Content.STATE, self.fits_any_size, CheckpointState.OPEN, "not every rank has gone on",
         )  # fmt: skip
 
-    def _with_step(self, at: float, save: CheckpointRecord, attempt: Attempt) -> CheckpointRecord:
+    def _with_step(self, at: float, save: Checkpoint, attempt: Attempt) -> Checkpoint:
         """Return a save with the job's step, and note where its attempt truly began if it shows that."""
         others = [other for other in self.saves.values() if other.number != save.number]
         misstated, base = steps.are_steps_misstated([*others, save]), attempt.base_step
@@ -235,28 +223,26 @@ class SaveDesk:
         step, source = steps.job_step(save, base if began is None else began, misstated=misstated)
         return dataclasses.replace(save, step=step, step_source=source)
 
-    def _enter(self, at: float, save: CheckpointRecord) -> None:
+    def _enter(self, at: float, save: Checkpoint) -> None:
         """Enter a save that has changed; a whole one has taken the place of an older one of its name."""
-        is_new = (
-            save.state is CheckpointState.WHOLE and self.saves[save.number].state is not CheckpointState.WHOLE
-        )
+        is_new = save.state is CheckpointState.WHOLE and self.saves[save.number].state is not CheckpointState.WHOLE
         self._change(at, save)
         for other in self._of_the_same_name(save) if is_new else ():
             why = f"{'came too late for' if other.is_in_transit else 'was overwritten by'} checkpoint {save.number}"
             gone = dataclasses.replace(other, state=CheckpointState.GONE, why=why, is_in_transit=False)
             self._change(at, gone)
 
-    def _of_the_same_name(self, save: CheckpointRecord) -> Iterable[CheckpointRecord]:
+    def _of_the_same_name(self, save: Checkpoint) -> Iterable[Checkpoint]:
         for other in list(self.saves.values()):
             is_here = other.state is CheckpointState.WHOLE and other.locations[0].host == HERE
             is_late = other.is_in_transit and other.number < save.number
             if (is_here or is_late) and other.number != save.number and other.main == save.main:
                 yield other
 
-    def _change(self, at: float, save: CheckpointRecord) -> None:
+    def _change(self, at: float, save: Checkpoint) -> None:
         if save != self.saves[save.number]:
             self.saves[save.number] = save
             self._tell(at, save)
 
-    def _tell(self, at: float, save: CheckpointRecord) -> None:
+    def _tell(self, at: float, save: Checkpoint) -> None:
         self.events.append(e.CheckpointChanged(at, save))

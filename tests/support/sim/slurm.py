@@ -109,11 +109,7 @@ class Slurm:
             return
         self.warned = boss
         ends_at = world.clock + self.lease.stay_s - (self.lease.stay_s - self.lease.grace_s - SIGNAL_S - 2.0)
-        boss.hear(
-            e.AllocationEnding(
-                0.0, self.allocation, AllocationEndCause.TIME_LIMIT, "the limit is near", ends_at
-            )
-        )
+        boss.hear(e.AllocationEnding(0.0, self.allocation, AllocationEndCause.TIME_LIMIT, "the limit is near", ends_at))
 
     def _limit(self, given: int) -> None:
         """The time is over; who had been warned and goes back to the queue has done so before."""

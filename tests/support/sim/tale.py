@@ -7,8 +7,8 @@ import enum
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import News
-from orchestrator.core.checkpoints.checkpoint import CheckpointRecord
-from orchestrator.core.checkpoints.resume_choice import Checkpoint, SkippedCheckpoint
+from orchestrator.core.checkpoints.checkpoint import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint, SkippedCheckpoint
 from orchestrator.core.plan_types import PlannedNode
 from orchestrator.core.status_types import Frame
 from orchestrator.journal.journal_file import content
@@ -45,11 +45,11 @@ def _line(what: News | str) -> str:
 def _value(value: object) -> str:
     if isinstance(value, enum.Enum):
         return str(value.value)
-    if isinstance(value, Checkpoint):
+    if isinstance(value, ResumePoint):
         return f"{value.save}:{value.path}@{value.step}"
     if isinstance(value, Frame):
         return str(value)
-    if isinstance(value, CheckpointRecord):
+    if isinstance(value, Checkpoint):
         why = f" ({value.why})" if value.why else ""
         more = f" coming from {value.locations[0].host}" if value.is_in_transit else ""
         more += f" compared by {value.compared}" if value.compared and not why else ""
@@ -68,12 +68,7 @@ def _value(value: object) -> str:
         return f"{value:.2f}"
     if isinstance(value, PlannedNode):
         return _value((value.name, value.ranks))
-    if (
-        isinstance(value, tuple)
-        and len(value) == 2
-        and isinstance(value[0], str)
-        and isinstance(value[1], tuple)
-    ):
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], tuple):
         return f"{value[0]}/{_value(value[1])}"
     if isinstance(value, tuple):
         return "(" + ",".join(_value(item) for item in value) + ")"

@@ -23,9 +23,7 @@ class Try:
     counts: dict[int, int] = field(default_factory=dict)  # steps of the ranks that have ended
     prepared: dict[str, tuple[str, int]] = field(default_factory=dict)
     ok: list[int] = field(default_factory=list)
-    call: int = (
-        1  # the launcher call whose ranks run, which call each node has come to, and whose scripts ended well
-    )
+    call: int = 1  # the launcher call whose ranks run, which call each node has come to, and whose scripts ended well
     came: dict[str, int] = field(default_factory=dict)
     scripts: list[str] = field(default_factory=list)
 

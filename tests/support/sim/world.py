@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.events import Planned
 from orchestrator.core.checkpoints.checkpoint import CheckpointState
-from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.observations import Activity
 from orchestrator.core.plan_types import PlannedNode
 
@@ -104,7 +104,7 @@ class World:
         """Return which allocation the job has now, 0 where no queue lends nodes."""
         return self.slurm.given if self.slurm is not None else 0
 
-    def version_read(self, resume: Checkpoint | None) -> int:
+    def version_read(self, resume: ResumePoint | None) -> int:
         """Return the bytes that a script reads which is to begin from a save, 0 for none."""
         if resume is None or self.night.begins_anew:
             return 0
@@ -329,9 +329,7 @@ class World:
 
     def _cut(self, fault: Fault) -> None:
         hosts = self.hosts if fault.harm is Harm.CUT_ALL else [self.hosts[fault.node]]
-        if (
-            self.slurm is not None and self.slurm.nodes
-        ):  # nothing comes between the supervisor and its own node
+        if self.slurm is not None and self.slurm.nodes:  # nothing comes between the supervisor and its own node
             hosts = [host for host in hosts if host.index != self.slurm.lent[0]]
         for host in hosts:
             self._wire(host, fault.harm, 1)

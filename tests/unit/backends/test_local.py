@@ -25,7 +25,8 @@ def job(tmp_path: Path) -> JobDir:
 
 
 @pytest.mark.slow
-def test_an_agent_is_told_its_token_on_standard_input_alone(job: JobDir) -> None:
+def test_agent_gets_token_on_stdin_only(job: JobDir) -> None:
+    """An agent gets its token on standard input only."""
     config = fake_host.config(root=str(job.root))
     LocalBackend(job).launch(config)
     fake_host.wait_for((job.root / "told").exists, "what the agent was told")
@@ -34,9 +35,10 @@ def test_an_agent_is_told_its_token_on_standard_input_alone(job: JobDir) -> None
         assert config.token not in (job.root / name).read_text()
 
 
-def test_an_agent_that_holds_its_lock_is_not_gone_and_one_that_was_launched_a_moment_ago_may_not_hold_it_yet(
+def test_agent_with_lock_or_recent_launch_is_alive(
     job: JobDir,
 ) -> None:
+    """An agent that holds its lock is alive; one launched a moment ago may not hold it yet."""
     backend, folder = LocalBackend(job), job.node("node-0")
     folder.mkdir(parents=True)
     (folder / "agent.log").write_text("its last words\n")
@@ -46,7 +48,8 @@ def test_an_agent_that_holds_its_lock_is_not_gone_and_one_that_was_launched_a_mo
     assert [backend.agent_death("node-0") for _ in range(2)] == [None, "its agent ended; its last words"]
 
 
-def test_a_pipe_in_place_of_a_node_s_log_is_not_waited_for(job: JobDir) -> None:
+def test_pipe_instead_of_node_log_does_not_block(job: JobDir) -> None:
+    """A pipe in place of a node's log is not waited for."""
     backend, folder = LocalBackend(job), job.node("node-0")
     folder.mkdir(parents=True)
     os.mkfifo(folder / "agent.log")

@@ -37,7 +37,7 @@ def beats(story: Story, *ranks: tuple[int, Framework | None]) -> list[d.Notice]:
     return [one for one in said if isinstance(one, d.Notice)]
 
 
-def test_ranks_that_train_alone_are_named_once_with_the_line_that_mends_it() -> None:
+def test_ranks_training_alone_are_named_once_with_fix() -> None:
     story = running()
     assert not beats(story, (29, TORCH), (40, TORCH))
     (notice,) = beats(story, (30, TORCH), (41, TORCH))
@@ -55,7 +55,7 @@ def test_ranks_that_train_alone_are_named_once_with_the_line_that_mends_it() -> 
         (Framework.ACCELERATE, "env: {ACCELERATE_USE_CPU: 'true'}"),
     ],
 )
-def test_the_mending_line_is_that_of_the_framework(framework: Framework, words: str) -> None:
+def test_fix_line_is_that_of_framework(framework: Framework, words: str) -> None:
     (notice,) = beats(running(), (30, framework), (30, framework))
     assert words in notice.fix
 
@@ -70,17 +70,17 @@ def test_the_mending_line_is_that_of_the_framework(framework: Framework, words: 
     ],
     ids=["one in a group", "one without a step", "a gang", "no steps at all"],
 )
-def test_nothing_is_said_unless_every_rank_is_known_to_be_alone(
+def test_no_notice_unless_every_rank_is_alone(
     ranks: tuple[tuple[int, Framework | None], ...],
 ) -> None:
     assert not beats(running(), *ranks)
 
 
-def test_a_world_of_one_is_not_alone() -> None:
+def test_world_size_of_one_is_not_alone() -> None:
     assert not beats(running(1), (90, TORCH))
 
 
-def test_a_notice_is_taken_back_when_a_group_is_formed_late() -> None:
+def test_notice_is_withdrawn_if_group_forms_late() -> None:
     story = running()
     assert beats(story, (30, TORCH), (30, TORCH))
     (notice,) = beats(story, (50, None), (50, TORCH))
@@ -88,11 +88,10 @@ def test_a_notice_is_taken_back_when_a_group_is_formed_late() -> None:
     assert not beats(story, (51, None), (51, None))
 
 
-def test_ranks_that_end_well_before_they_are_named_are_named_before_the_end() -> None:
+def test_ranks_alone_that_end_early_are_named() -> None:
     story = running()
     ended = [
-        e.FromNode(0.0, f"n{rank}", reports.Exited(1, rank, 0, None, 5, None, False, False, TORCH))
-        for rank in (0, 1)
+        e.FromNode(0.0, f"n{rank}", reports.Exited(1, rank, 0, None, 5, None, False, False, TORCH)) for rank in (0, 1)
     ]
     decided = story.hear(*ended)
     assert [type(one) for one in decided[:2]] == [d.Notice, d.Finish]
@@ -107,13 +106,11 @@ def told(story: Story, step: int, training: Training) -> list[d.Notice]:
     story.now_s += 1.0
     beat = RankHeartbeat(0, step, "S", 0, 0.0, optimizer_steps=step, training=training)
     return [
-        one
-        for one in story.hear(e.FromNode(0.0, "n0", reports.Heartbeat(1, (beat,))))
-        if isinstance(one, d.Notice)
+        one for one in story.hear(e.FromNode(0.0, "n0", reports.Heartbeat(1, (beat,)))) if isinstance(one, d.Notice)
     ]
 
 
-def test_a_loss_that_is_not_finite_is_said_once_and_taken_back() -> None:
+def test_non_finite_loss_is_noticed_once_and_withdrawn() -> None:
     story = running()
     assert not told(story, 50, Training(ReportedNumber(0.3)))
     (notice,) = told(story, 60, Training(ReportedNumber(math.nan)))
@@ -139,27 +136,30 @@ def ended(story: Story, *failures: Failure | None, steps: int = 0) -> list[str]:
     return said
 
 
-def test_an_end_behind_a_traceback_is_said() -> None:
+def test_success_after_traceback_is_noticed() -> None:
+    """An end with code 0 after a traceback is reported."""
     said = "every rank exited with code 0, and the log of {} ends with ValueError: no data at train.py:8"
     assert ended(running(), None, CAUGHT, steps=39) == [said.format("rank 1")]
     assert ended(running(), CAUGHT, CAUGHT) == [said.format("ranks 0-1")]
 
 
 @pytest.mark.parametrize(("total", "is_said"), [(400, True), (65, False), (60, False), (55, False)])
-def test_fewer_steps_than_were_printed_are_said(total: int, is_said: bool) -> None:
+def test_fewer_steps_than_printed_total_are_noticed(total: int, is_said: bool) -> None:
     story = running()
     told(story, 60, Training(percent=100 * 60 / total, total_steps=total))
     said = [f"every rank exited with code 0, and it made 60 of the {total} steps that it printed"]
     assert ended(story, None, None, steps=60) == (said if is_said else [])
 
 
-def test_a_bar_of_other_things_than_steps_says_nothing_of_the_end() -> None:
+def test_bar_of_other_things_gives_no_end_notice() -> None:
+    """A progress bar of other things than steps says nothing of the end."""
     story = running()
     told(story, 60, Training(percent=100 * 2 / 400, total_steps=400))
     assert not ended(story, None, None, steps=60)
 
 
-def test_a_training_that_made_no_step_is_said_with_its_last_line() -> None:
+def test_training_without_steps_is_noticed_with_last_line() -> None:
+    """A training that made no step is reported with its last line."""
     last = Failure("", "Unable to locate sufficient 2 gpus", "", None)
     said = "every rank exited with code 0, and no step was made"
     words = f"{said}: the log of rank 0 ends with: Unable to locate sufficient 2 gpus"
@@ -177,12 +177,11 @@ def test_a_training_that_made_no_step_is_said_with_its_last_line() -> None:
 def stated(count: int, step: int, source: StepSource = StepSource.STATED) -> e.CheckpointChanged:
     """Return a save after so many steps that states this one."""
     held = step if source is StepSource.STATED else count
-    return e.CheckpointChanged(
-        0.0, save(held, main=f"checkpoint-{step}", steps=count, stated=step, step_source=source)
-    )
+    return e.CheckpointChanged(0.0, save(held, main=f"checkpoint-{step}", steps=count, stated=step, step_source=source))
 
 
-def test_a_stated_step_that_differs_from_the_counted_one_is_said_once() -> None:
+def test_stated_step_unlike_counted_one_is_noticed_once() -> None:
+    """A stated step that differs from the counted one is reported once."""
     story = running(1)
     notice = only(story.hear(stated(1000, 500)), d.Notice)
     assert notice.topic is NoticeTopic.STEPS
@@ -191,16 +190,17 @@ def test_a_stated_step_that_differs_from_the_counted_one_is_said_once() -> None:
 
 
 @pytest.mark.parametrize(("count", "step"), [(108, 100), (20, 20), (3, 9), (0, 500)])
-def test_a_save_that_ends_late_and_steps_that_nobody_counted_are_no_difference(count: int, step: int) -> None:
+def test_late_checkpoint_and_uncounted_steps_are_no_difference(count: int, step: int) -> None:
+    """A checkpoint that ends late and steps that were not counted are no difference."""
     assert not running(1).hear(stated(count, step))
 
 
-def test_numbers_that_are_not_taken_for_the_jobs_step_are_no_difference() -> None:
+def test_numbers_other_than_job_step_are_no_difference() -> None:
     """`epoch0-step100.pt`, then `epoch1-step50.pt`: the step is that of the epoch."""
     assert not running(1).hear(stated(150, 50, StepSource.COUNTED))
 
 
 @pytest.mark.parametrize("state", [CheckpointState.OPEN, CheckpointState.TORN])
-def test_a_save_that_is_not_whole_says_nothing_of_steps(state: CheckpointState) -> None:
+def test_incomplete_checkpoint_says_nothing_of_steps(state: CheckpointState) -> None:
     unfinished = save(500, state=state, steps=1000, stated=500, step_source=StepSource.STATED)
     assert not running(1).hear(e.CheckpointChanged(0.0, unfinished))

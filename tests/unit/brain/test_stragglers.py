@@ -28,7 +28,8 @@ def report(story: Story, own_work_s: list[float], count: int) -> list[d.Decision
     return said
 
 
-def test_a_rank_that_is_slow_for_long_is_remarked_once_with_factor_and_host() -> None:
+def test_lasting_straggler_is_reported_once_with_host() -> None:
+    """A rank that is slow for long is reported once with factor and host."""
     story, said = running(), []
     for count in range(100, 800, 100):
         said += report(story, [0.1, 0.1, 0.18, 0.11], count)
@@ -38,7 +39,7 @@ def test_a_rank_that_is_slow_for_long_is_remarked_once_with_factor_and_host() ->
     assert [rank.rank for rank in stragglers.slow_ranks(story.brain.facts)] == [2]
 
 
-def test_a_rank_that_is_slow_once_is_not() -> None:
+def test_rank_slow_once_is_no_straggler() -> None:
     story, said = running(), []
     for count in range(100, 800, 100):
         said += report(story, [0.1, 0.1, 0.5 if count == 300 else 0.1, 0.1], count)
@@ -46,14 +47,14 @@ def test_a_rank_that_is_slow_once_is_not() -> None:
     assert not stragglers.slow_ranks(story.brain.facts)
 
 
-def test_a_difference_of_a_few_milliseconds_is_chance() -> None:
+def test_few_milliseconds_difference_is_chance() -> None:
     story, said = running(), []
     for count in range(100, 800, 100):
         said += report(story, [0.001, 0.001, 0.003, 0.001], count)
     assert not said
 
 
-def test_a_rank_that_recovers_is_no_straggler_any_more() -> None:
+def test_recovered_rank_is_no_straggler() -> None:
     story = running()
     for count in range(100, 600, 100):
         report(story, [0.1, 0.1, 0.2, 0.1], count)
@@ -62,7 +63,7 @@ def test_a_rank_that_recovers_is_no_straggler_any_more() -> None:
     assert not stragglers.slow_ranks(story.brain.facts)
 
 
-def test_in_a_large_job_peers_are_taken_from_all_of_it() -> None:
+def test_large_job_samples_peers_from_everywhere() -> None:
     size = 3 * stragglers.PEERS_MAX
     works_s = [0.2 if rank < size // 3 else 0.1 for rank in range(size)]  # the first nodes are slow
     beats = [RankHeartbeat(rank, 1, "S", 0, 0.0, own_work_s=work_s) for rank, work_s in enumerate(works_s)]

@@ -143,12 +143,8 @@ TABLE: list[tuple[str, int, str]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "code", "text"), TABLE, ids=[words or "(nothing)" for words, _, _ in TABLE]
-)
-def test_every_verb_ends_with_the_code_of_the_contract_and_a_clear_word(
-    orch: Type, words: str, code: int, text: str
-) -> None:
+@pytest.mark.parametrize(("words", "code", "text"), TABLE, ids=[words or "(nothing)" for words, _, _ in TABLE])
+def test_every_verb_exits_with_documented_code_and_message(orch: Type, words: str, code: int, text: str) -> None:
     said = orch(*words.split())
     assert text in said.out + said.err
     assert said.code == code
@@ -158,21 +154,19 @@ def test_every_verb_ends_with_the_code_of_the_contract_and_a_clear_word(
 
 
 @pytest.mark.parametrize("words", ["status", "status --all", "why", "checkpoints"])
-def test_what_is_printed_for_programs_is_one_json_value(orch: Type, words: str) -> None:
+def test_json_output_is_one_value(orch: Type, words: str) -> None:
     assert isinstance(json.loads(orch(*words.split(), "--json").out), (list, dict))
 
 
-def test_every_verb_and_option_explains_itself_in_whole_sentences() -> None:
+def test_every_verb_and_option_has_full_sentence_help() -> None:
     for name, verb in group.cli.commands.items():
         assert verb.help and verb.help.splitlines()[0].endswith("."), name
         for param in verb.params:
             text = getattr(param, "help", None)
-            assert param.param_type_name == "argument" or (
-                text and text.endswith(".") and text[0].isupper()
-            ), param
+            assert param.param_type_name == "argument" or (text and text.endswith(".") and text[0].isupper()), param
 
 
-def test_secrets_are_in_nothing_that_is_shown(orch: Type) -> None:
+def test_secrets_appear_in_no_output(orch: Type) -> None:
     shown = ("logs", "logs -f", "logs -n 5", "why", "why --json", "status --json", "render good.yaml")
     for words in shown:
         said = orch(*words.split())
@@ -181,7 +175,8 @@ def test_secrets_are_in_nothing_that_is_shown(orch: Type) -> None:
 
 
 @pytest.mark.slow
-def test_a_starter_file_is_a_spec_as_soon_as_its_script_is_there(orch: Type) -> None:
+def test_starter_file_is_valid_once_script_exists(orch: Type) -> None:
+    """A starter file is a valid job file as soon as its script exists."""
     assert orch("init").code == 0
     said = orch("check", "job.yaml")
     assert (said.code, said.out[:15]) == (0, "ok    spec     ")
@@ -192,23 +187,21 @@ def test_a_starter_file_is_a_spec_as_soon_as_its_script_is_there(orch: Type) -> 
 @pytest.mark.parametrize(
     "words", ["clean W --older-than 0s --yes", "clean W", "status W", "cancel W", "resume broken --from W"]
 )
-def test_an_empty_word_stands_for_no_job_and_no_checkpoint(orch: Type, home: Path, words: str) -> None:
+def test_empty_argument_names_no_job_or_checkpoint(orch: Type, home: Path, words: str) -> None:
     before = sorted(home.rglob("*"))
     said = orch(*(word.replace("W", "") for word in words.split()))
     assert said.code == 2 and "fix: " in said.err
     assert sorted(home.rglob("*")) == before
 
 
-def test_clean_deletes_only_the_job_that_was_named(orch: Type, home: Path) -> None:
+def test_clean_deletes_only_named_job(orch: Type, home: Path) -> None:
     said = orch("clean", "done", "--older-than", "0s", "--yes")
     assert "deleted 1 job (done)" in said.out
-    assert [name.split("-")[0] for name in sorted(path.name for path in (home / "jobs").iterdir())] == [
-        "broken"
-    ]
+    assert [name.split("-")[0] for name in sorted(path.name for path in (home / "jobs").iterdir())] == ["broken"]
 
 
 @pytest.mark.parametrize(("answer", "code"), [("n\n", 0), ("", 130)])
-def test_clean_asks_before_it_deletes(
+def test_clean_asks_before_deleting(
     orch: Type, home: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
@@ -218,7 +211,7 @@ def test_clean_asks_before_it_deletes(
     assert sorted(home.rglob("*")) == before
 
 
-def test_a_job_whose_hosts_could_not_be_cleaned_is_kept(orch: Type, home: Path) -> None:
+def test_job_with_uncleaned_hosts_is_kept(orch: Type, home: Path) -> None:
     job = _broken(home)
     job.archive.touch()  # so it was on hosts
     job.plan.write_text("{")  # and on which is not known
@@ -228,9 +221,7 @@ def test_a_job_whose_hosts_could_not_be_cleaned_is_kept(orch: Type, home: Path) 
 
 
 @pytest.mark.parametrize("words", ["clean", "clean --older-than 0s --yes"])
-def test_a_clean_that_could_not_clean_says_what_is_left_and_why(
-    orch: Type, home: Path, tmp_path: Path, words: str
-) -> None:
+def test_failed_clean_reports_leftovers_and_reason(orch: Type, home: Path, tmp_path: Path, words: str) -> None:
     job = _broken(home)
     (job.root / "nodes" / "node-0").mkdir(parents=True)
     with unprivileged(tmp_path):
@@ -242,12 +233,12 @@ def test_a_clean_that_could_not_clean_says_what_is_left_and_why(
     assert job.root.exists()
 
 
-def test_a_job_that_is_not_over_is_not_cleaned(orch: Type, home: Path) -> None:
+def test_unfinished_job_is_not_cleaned(orch: Type, home: Path) -> None:
     _broken(home).ended.unlink()
     assert orch("clean", "broken").code == 2
 
 
-def test_following_a_job_ends_with_the_exit_code_of_its_end(home: Path) -> None:
+def test_follow_exits_with_code_of_job_end(home: Path) -> None:
     done, broken = (Job(folder) for folder in jobs_of(home))
     assert (group.follow_job(done), group.follow_job(broken)) == (0, group.JOB_FAILED)
 
@@ -284,9 +275,7 @@ DAMAGES: dict[str, Callable[[JobDir], object]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_job_folder_is_told_about_and_never_a_traceback(
-    orch: Type, home: Path, damage: str
-) -> None:
+def test_damaged_job_folder_is_reported_without_traceback(orch: Type, home: Path, damage: str) -> None:
     DAMAGES[damage](_broken(home))
     for words in (
         "status broken", "logs broken", "why broken", "goodput broken", "checkpoints broken", "collect broken --to ../c", "clean",
@@ -301,9 +290,7 @@ def test_a_damaged_job_folder_is_told_about_and_never_a_traceback(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "missing", "proc"])
-def test_a_home_that_is_none_is_told_about(
-    orch: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_invalid_home_is_reported(orch: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     places = {"file": tmp_path / "file", "missing": tmp_path / "none", "proc": Path("/proc/nothing/here")}
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ORCH_HOME", str(places[kind]))
@@ -319,7 +306,7 @@ VOCABULARY = ["run", "submit", "status", "logs", "why", "goodput", "--by", "caus
 
 
 @pytest.mark.slow
-def test_no_words_make_a_traceback(orch: Type) -> None:
+def test_no_arguments_cause_a_traceback(orch: Type) -> None:
     rng = random.Random(8)
     for _ in range(FUZZ_RUNS):
         verb = rng.choice(list(group.cli.commands)) if rng.random() < 0.8 else rng.choice(VOCABULARY)
@@ -341,15 +328,14 @@ def _starts_something(words: list[str]) -> bool:
     "words", ["status W", "submit W", "W", "--W", "status --W", "logs --tail W", "logs --grep (W", "collect --to W/W",
               "resume --from W", "init W", "submit good.yaml --backend W", "submit good.yaml --set W"],
 )  # fmt: skip
-def test_words_of_the_user_cannot_command_the_terminal(orch: Type, words: str) -> None:
+def test_user_text_cannot_control_terminal(orch: Type, words: str) -> None:
     said = orch(*words.replace("W", "\x1b[2J\u202etxt").split())
     assert not set("\x1b\u202e") & set(said.out + said.err), words
     assert "\\u202etxt" in said.out + said.err
 
 
-def test_a_rendered_script_hides_nothing_from_a_person_and_is_exact_in_a_pipe(
-    orch: Type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rendered_script_is_visible_and_exact_in_pipe(orch: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rendered script hides nothing from a person and is exact in a pipe."""
     words = ("render", "good.yaml", "--set", "setup=echo \u202etxt")
     assert "echo \u202etxt" in orch(*words).out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -357,9 +343,8 @@ def test_a_rendered_script_hides_nothing_from_a_person_and_is_exact_in_a_pipe(
     assert "echo \\u202etxt" in said.out and "\u202e" not in said.out
 
 
-def test_a_job_on_a_disk_without_locks_is_told_of_in_words(
-    orch: Type, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_on_disk_without_locks_is_explained(orch: Type, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job on a disk without locks is reported in plain words."""
     job = folders.make(home, [*jobs.submitted(), *jobs.running(1, 1.0, 7)])
     job.lock.touch()
 
@@ -369,13 +354,14 @@ def test_a_job_on_a_disk_without_locks_is_told_of_in_words(
     monkeypatch.setattr(fcntl, "flock", refuse)
     said = orch("status", "broken")
     assert (
-        f"{job.id}: the state of its supervisor is unknown: {job.lock}: this disk does not lock files"
+        f"{job.id}: the state of its supervisor is unknown: {job.lock}: this file system does not support file locks"
         in said.err
     )
     assert "Errno" not in said.err and "dead" not in said.err
 
 
-def test_a_link_that_leads_nowhere_is_not_offered_in_its_own_place(orch: Type) -> None:
+def test_dangling_link_is_not_suggested_for_itself(orch: Type) -> None:
+    """A link that leads nowhere is not suggested in its own place."""
     Path("circle.yaml").symlink_to("circle.yaml")
     Path("dangling.yaml").symlink_to("nosuch.yaml")
     for name in ("circle.yaml", "dangling.yaml"):
@@ -392,7 +378,7 @@ STREAMS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "code"), STREAMS, ids=[words for words, _ in STREAMS])
-def test_a_stream_that_is_closed_or_full_is_told_about(home: Path, words: str, code: int) -> None:
+def test_closed_or_full_stream_is_reported(home: Path, words: str, code: int) -> None:
     orch = f"set -o pipefail; {sys.executable} -m orchestrator.cli {words}"
     done = subprocess.run(["bash", "-c", orch], capture_output=True, text=True, timeout=verbs.VERB_S_MAX)
     assert done.returncode == code

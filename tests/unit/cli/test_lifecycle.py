@@ -28,9 +28,10 @@ BATCH = {"per_device": 16, "accumulation": 4}
         ({}, {"batch": BATCH}, ""),
     ],
 )  # fmt: skip
-def test_another_effective_batch_is_told_with_both_numbers(
+def test_changed_effective_batch_is_shown_with_both_values(
     before: dict[str, Any], after: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A different effective batch size is reported with both numbers."""
     lifecycle._warn_about_batch(jobs.plan(**before), jobs.plan(**after))
     err = capsys.readouterr().err
     assert said in err and bool(said) == bool(err)
@@ -39,15 +40,16 @@ def test_another_effective_batch_is_told_with_both_numbers(
 @pytest.mark.parametrize(
     ("total", "step", "said"), [(700, 2000, True), (700, 699, False), (None, 9, False), (9, None, False)]
 )
-def test_a_resume_behind_its_total_is_warned_of(
+def test_resume_beyond_total_steps_warns(
     total: int | None, step: int | None, said: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A resume beyond its total number of steps gives a warning."""
     lifecycle._warn_about_total(total, step)
     warning = "warning: total_steps is 700, and the job resumes at step 2,000\n"
     assert capsys.readouterr().err == (warning if said else "")
 
 
-def test_a_submit_warns_and_says_how_to_mend_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_submit_warns_with_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = Job(folders.failed(tmp_path))
     assert lifecycle.report_submitted(job, follow=False, as_json=False) == 0
     assert capsys.readouterr().err == ""
@@ -55,8 +57,5 @@ def test_a_submit_warns_and_says_how_to_mend_it(tmp_path: Path, capsys: pytest.C
     job.folder.plan.write_text(codec.dumps(dataclasses.replace(keeps, id=job.id)))
     assert lifecycle.report_submitted(job, follow=False, as_json=True) == 0
     said = capsys.readouterr()
-    assert (
-        said.err.startswith("warning: checkpoint.keep deletes")
-        and "\n  fix: leave checkpoint.keep out" in said.err
-    )
+    assert said.err.startswith("warning: checkpoint.keep deletes") and "\n  fix: leave checkpoint.keep out" in said.err
     assert json.loads(said.out)["id"] == job.id

@@ -63,9 +63,7 @@ def _watched(folder: Path, watch: Callable[[Job], object], capsys: pytest.Captur
 
 
 @pytest.mark.slow
-def test_a_suspicion_is_told_once_and_so_is_its_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_suspicion_and_its_end_are_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = _watched(tmp_path, live.watch, capsys)
     told = [line for line in lines if not line.startswith("── ")]
     assert told == ["notice      4 ranks train alone", "            fix: form one"]
@@ -81,15 +79,13 @@ def test_a_suspicion_is_told_once_and_so_is_its_end(
 
 
 @pytest.mark.slow
-def test_programs_get_a_line_of_json_for_each_change_of_suspicion(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_follow_has_line_per_suspicion_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = _watched(tmp_path, live.print_changes, capsys)
     told = [(one["state"], bool(one["suspicion"])) for one in map(json.loads, lines)]
     assert told == [("RUNNING", False), ("RUNNING", True), ("RUNNING", False), ("SUCCEEDED", False)]
 
 
-def test_why_an_attempt_ended_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reason_of_attempt_end_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known = replace(jobs.status(RUNNING), dir="")
     end = f"crash: rank 1 on node-0: RuntimeError: loss is NaN at {jobs.ROOT}/code/train.py:10 inner"
     job = Job(folders.make(tmp_path, jobs.crashed_once()))

@@ -24,7 +24,8 @@ def _shown(panel: RenderableType) -> str:
     return caught.get()
 
 
-def test_the_panel_shows_how_a_job_ended_and_what_rank_0_said_last(tmp_path: Path) -> None:
+def test_panel_shows_end_and_last_output(tmp_path: Path) -> None:
+    """The panel shows how a job ended and what rank 0 printed last."""
     shown: list[RenderableType] = []
     notebook.follow_in_notebook(Job(folders.failed(tmp_path, "broken", jobs.BEGAN_S)), shown.append)
     text = _shown(shown[-1])
@@ -34,7 +35,8 @@ def test_the_panel_shows_how_a_job_ended_and_what_rank_0_said_last(tmp_path: Pat
     assert "see why: !orch why broken" in text
 
 
-def test_a_job_that_runs_is_left_running_by_the_stop_button(tmp_path: Path) -> None:
+def test_stop_button_keeps_job_running(tmp_path: Path) -> None:
+    """A running job is left running by the notebook's stop button."""
     job = Job(folders.make(tmp_path, [*jobs.submitted(), *jobs.running(1, 1.0, 7)]))
     shown: list[RenderableType] = []
 
@@ -49,7 +51,7 @@ def test_a_job_that_runs_is_left_running_by_the_stop_button(tmp_path: Path) -> N
     assert not list(job.folder.requests.iterdir())
 
 
-def test_the_panel_is_something_that_jupyter_can_show(tmp_path: Path) -> None:
+def test_panel_is_displayable_by_jupyter(tmp_path: Path) -> None:
     status = Job(folders.succeeded(tmp_path, "done", jobs.BEGAN_S)).source.status()
     panel = notebook.panel(status, ["\x1b[31mred\x1b[0m line", "x" * 999], "")
     bundle = panel._repr_mimebundle_((), ())  # type: ignore[union-attr]
@@ -57,9 +59,7 @@ def test_the_panel_is_something_that_jupyter_can_show(tmp_path: Path) -> None:
     assert "x" * 999 not in bundle["text/html"]
 
 
-def test_what_is_wrong_names_the_argument_and_shows_no_traceback_in_a_notebook(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistake_names_argument_without_notebook_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     with pytest.raises(UserError) as told:

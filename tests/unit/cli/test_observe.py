@@ -29,9 +29,8 @@ def _adopt(job: JobDir) -> None:
     job_checkpoints.find_checkpoint(job, Job(job).plan(), {}, "mine.pt")
 
 
-def test_a_file_of_no_rank_is_offered_with_the_line_that_begins_from_it(
-    job: JobDir, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unowned_file_is_offered_with_resume_command(job: JobDir, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that no rank wrote is offered with the command that resumes from it."""
     assert app.run(["checkpoints"]) == 0
     assert "      orch resume gpt --from mine.pt\n" in capsys.readouterr().out
     _adopt(job)
@@ -40,7 +39,7 @@ def test_a_file_of_no_rank_is_offered_with_the_line_that_begins_from_it(
     assert "→  1   7" in said and "orch resume" not in said
 
 
-def test_folder_says_where_all_of_a_job_lies(job: JobDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_shows_locations_of_job_files(job: JobDir, capsys: pytest.CaptureFixture[str]) -> None:
     (job.code / "results").symlink_to(job.root.parents[1])
     start_folder.record_snapshot_files(job, [Path("train.py")])
     saved_files.write(job.code / "out" / "metrics.csv", b"loss")
@@ -57,9 +56,7 @@ def test_folder_says_where_all_of_a_job_lies(job: JobDir, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out) == job_checkpoints.job_folders(job)
 
 
-def test_a_damaged_line_of_the_ledger_is_told_beside_the_table(
-    job: JobDir, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_ledger_line_is_shown_beside_table(job: JobDir, capsys: pytest.CaptureFixture[str]) -> None:
     job.ledger.write_text("garbage\n")
     assert app.run(["checkpoints", "--json"]) == 0
     said = capsys.readouterr()
@@ -67,9 +64,8 @@ def test_a_damaged_line_of_the_ledger_is_told_beside_the_table(
     assert [one["save"] for one in json.loads(said.out)] == [None]
 
 
-def test_why_says_what_a_resume_would_begin_from_as_files_are_now(
-    job: JobDir, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_why_shows_resume_checkpoint_from_current_files(job: JobDir, capsys: pytest.CaptureFixture[str]) -> None:
+    """orch why shows what a resume would start from with the files as they are now."""
     assert app.run(["why"]) == 0
     assert "orch checkpoints shows 1 file that it could start from\n" in capsys.readouterr().out
     _adopt(job)
@@ -92,7 +88,7 @@ def test_why_says_what_a_resume_would_begin_from_as_files_are_now(
         ("--all done", 2, "leave out JOB, or --all"),
     ],
 )
-def test_goodput_is_told_of_one_job_or_of_all(
+def test_goodput_is_shown_for_one_or_all_jobs(
     job: JobDir, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, code: int, text: str
 ) -> None:
     folders.succeeded(tmp_path, "done")
@@ -101,9 +97,10 @@ def test_goodput_is_told_of_one_job_or_of_all(
     assert text in said.out + said.err
 
 
-def test_a_job_that_cannot_be_read_does_not_hide_the_goodput_of_others(
+def test_unreadable_job_does_not_hide_others_goodput(
     job: JobDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A job that cannot be read does not hide the goodput of others."""
     folders.succeeded(tmp_path, "done")
     job.journal.write_text("garbage\n")
     job.facts.unlink(missing_ok=True)
@@ -114,7 +111,7 @@ def test_a_job_that_cannot_be_read_does_not_hide_the_goodput_of_others(
 
 
 @pytest.mark.parametrize("words", ["status --all", "status --all --json", "goodput --all --json"])
-def test_a_job_whose_folder_may_not_be_entered_hides_no_other(
+def test_job_in_closed_folder_hides_no_other(
     job: JobDir, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str
 ) -> None:
     """In a job home that several share, another user's folder may be closed."""

@@ -16,25 +16,25 @@ from orchestrator.spec import load
 
 
 @pytest.mark.parametrize("verb", params.VERB_HINTS)
-def test_a_verb_of_another_tool_is_answered_with_ours(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verb_of_other_tool_suggests_orch_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run([verb, "gpt"]) == 2
     assert params.VERB_HINTS[verb] in capsys.readouterr().err
     assert verb not in params.VERBS
 
 
-def test_every_output_for_programs_has_a_schema() -> None:
+def test_every_json_output_has_a_schema() -> None:
     verbs = group.cli.commands.items()
     have_json = {name for name, verb in verbs if any("--json" in param.opts for param in verb.params)}
     assert have_json == OUTPUTS.keys(), "add its type to OUTPUTS of programs/json_schemas.py"
 
 
-def test_values_are_completed() -> None:
+def test_option_values_are_completed() -> None:
     context, option = click.Context(group.cli), group.cli.params[0]
     assert params.complete_backend(context, option, "s") == ["ssh", "slurm"]
     assert params.complete_field(context, option, "restart.m") == ["restart.max="]
 
 
-def test_a_starter_file_names_the_schema_beside_it(tmp_path: Path) -> None:
+def test_starter_file_names_schema_beside_it(tmp_path: Path) -> None:
     assert app.run(["init", str(tmp_path / "job.yaml")]) == 0
     first = (tmp_path / "job.yaml").read_text().partition("\n")[0]
     assert first == "# yaml-language-server: $schema=./orch.schema.json"
@@ -45,7 +45,7 @@ def test_a_starter_file_names_the_schema_beside_it(tmp_path: Path) -> None:
     ("words", "library", "module"),
     [("mcp", "mcp.server.mcpserver", "mcp_server"), ("report --serve", "uvicorn", "live")],
 )
-def test_a_verb_without_its_library_names_what_to_install(
+def test_verb_without_library_names_package(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, library: str, module: str
 ) -> None:
     for room in (programs, report):

@@ -55,9 +55,8 @@ TABLE: list[tuple[str, int, str]] = [
 
 
 @pytest.mark.parametrize(("line", "code", "words"), TABLE)
-def test_what_is_typed_ends_with_a_code_and_a_clear_word(
-    orch: Type, line: str, code: int, words: str
-) -> None:
+def test_run_arguments_end_with_code_and_message(orch: Type, line: str, code: int, words: str) -> None:
+    """Any arguments of orch run end with an exit code and a clear message."""
     ended, out, err = orch(*line.split())
     assert ended == code, out + err
     assert words in out + err
@@ -65,7 +64,7 @@ def test_what_is_typed_ends_with_a_code_and_a_clear_word(
     assert not list(Path("../home").glob("jobs/*")), "nothing is submitted"
 
 
-def test_a_saved_line_is_the_job_file_that_it_would_run(orch: Type) -> None:
+def test_saved_run_line_is_its_job_file(orch: Type) -> None:
     said = orch("run", "--save", "new.yaml", "--procs", "2", "train.py", "--save", "x", "--lr", "0.1")
     assert said == (0, "wrote new.yaml; start it with: orch submit new.yaml --follow\n", "")
     assert Path("new.yaml").read_text() == (

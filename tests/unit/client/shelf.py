@@ -11,8 +11,8 @@ from orchestrator.core import codec
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.checkpoint import (
     START_PREFIX,
+    Checkpoint,
     CheckpointFile,
-    CheckpointRecord,
     FileLocation,
     StepSource,
 )
@@ -48,7 +48,7 @@ class Shelf:
         """Change fields of the plan."""
         self.job.plan.write_text(codec.dumps(dataclasses.replace(self.plan, **fields)))
 
-    def add(self, step: int, files: dict[str, bytes] | None = None, **fields: Any) -> CheckpointRecord:
+    def add(self, step: int, files: dict[str, bytes] | None = None, **fields: Any) -> Checkpoint:
         """Write the files of a save, and enter it; `fields` are those that differ. `prefix`: what its key begins with."""
         number = self._book.next_number
         files = files or {f"step-{step}.pt": state(step)}
@@ -67,21 +67,21 @@ class Shelf:
             "step_source": StepSource.STATED,
         }
         place = FileLocation("", str(root))
-        more = {"pieces": tuple(pieces), "places": (place,), "written_ns": NOW_NS + number * S}
+        more = {"files": tuple(pieces), "locations": (place,), "written_ns": NOW_NS + number * S}
         save = saved_files.saved(number, **{"main": main, "world_size": 4, **known, **more, **fields})
         self.change(save)
         return save
 
-    def add_at_start(self, step: int, files: dict[str, bytes], **fields: Any) -> CheckpointRecord:
+    def add_at_start(self, step: int, files: dict[str, bytes], **fields: Any) -> Checkpoint:
         """Write and enter a save where the ranks start."""
         return self.add(step, files, root=self.job.code, prefix=START_PREFIX, **fields)
 
-    def change(self, save: CheckpointRecord) -> None:
+    def change(self, save: Checkpoint) -> None:
         """Enter what has changed of a save."""
         self._book.put(save)
         self._book.flush()
 
-    def keep(self, save: CheckpointRecord) -> None:
+    def keep(self, save: Checkpoint) -> None:
         """Keep a save, as the supervisor does against its script."""
         assert disk.keep_copy(save, self.folder / disk.KEPT_FOLDER / str(save.number), copies=True)
 

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.client import adoption, job_checkpoints
 from orchestrator.core.checkpoints.checkpoint import (
-    CheckpointRecord,
+    Checkpoint,
     CheckpointState,
     CompletionReason,
     Content,
@@ -32,14 +32,15 @@ def shelf(tmp_path: Path) -> Shelf:
     return shelf
 
 
-def _adopt(shelf: Shelf, path: Path | str) -> CheckpointRecord:
+def _adopt(shelf: Shelf, path: Path | str) -> Checkpoint:
     return adoption.adopt(shelf.job, shelf.plan, shelf.folder / path)
 
 
 # Adoption
 
 
-def test_a_whole_file_is_entered_with_all_that_it_says_of_itself(shelf: Shelf) -> None:
+def test_complete_file_is_adopted_with_its_contents(shelf: Shelf) -> None:
+    """A complete file is entered with all that it says of itself."""
     write(shelf.folder / "mine" / "step-900.pt", state(900))
     save = _adopt(shelf, "mine/step-900.pt")
     assert (save.number, save.main, save.attempt, save.step) == (2, "mine/step-900.pt", 0, 900)
@@ -58,14 +59,16 @@ def test_a_whole_file_is_entered_with_all_that_it_says_of_itself(shelf: Shelf) -
     ), "once"
 
 
-def test_a_folder_of_another_name_is_one_save_with_all_that_is_below_it(shelf: Shelf, tmp_path: Path) -> None:
+def test_other_named_folder_is_one_checkpoint(shelf: Shelf, tmp_path: Path) -> None:
+    """A folder of another name is one checkpoint with all that is below it."""
     there = tmp_path / "from_a_colleague"
     write_all(there, {"weights.safetensors": safetensors(), "more/optimizer.pt": torch_save(adam())})
     save = _adopt(shelf, there)
     assert (save.main, save.path, len(save.files)) == ("from_a_colleague", str(there), 2)
 
 
-def test_a_file_elsewhere_stands_for_the_files_of_its_step_beside_it(shelf: Shelf, tmp_path: Path) -> None:
+def test_external_file_is_adopted_with_its_step(shelf: Shelf, tmp_path: Path) -> None:
+    """A file outside the job is adopted with the files of its step beside it."""
     files = {
         "model_7.pt": torch_save(Model()),
         "optim_7.pt": torch_save(adam()),
@@ -76,14 +79,15 @@ def test_a_file_elsewhere_stands_for_the_files_of_its_step_beside_it(shelf: Shel
     assert (save.main, save.locations[0].root, len(save.files)) == ("model_7.pt", str(tmp_path / "old"), 2)
 
 
-def test_a_file_in_the_folder_of_a_save_elsewhere_stands_for_all_of_it(shelf: Shelf, tmp_path: Path) -> None:
+def test_file_in_external_checkpoint_folder_adopts_all(shelf: Shelf, tmp_path: Path) -> None:
     write_all(tmp_path / "old", distributed("step-7"))
     save = _adopt(shelf, tmp_path / "old" / "step-7" / "__0_0.distcp")
     assert (save.main, save.path, save.format) == ("step-7", str(tmp_path / "old" / "step-7"), Format.DCP)
     assert len(save.files) == 3 and save.fits_any_size
 
 
-def test_files_of_ranks_fit_as_many_ranks_as_have_some(shelf: Shelf) -> None:
+def test_rank_files_fit_their_number_of_ranks(shelf: Shelf) -> None:
+    """Files of ranks fit as many ranks as have some."""
     write_all(shelf.folder, {f"model_5_rank_{rank}.pt": torch_save(Model()) for rank in range(3)})
     save = _adopt(shelf, "model_5_rank_1.pt")
     assert (len(save.files), save.world_size, save.fits_any_size) == (3, 3, False)
@@ -99,7 +103,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("named", REFUSED)
-def test_what_is_no_whole_save_is_refused_and_changes_nothing(shelf: Shelf, named: str) -> None:
+def test_incomplete_checkpoint_is_refused_without_change(shelf: Shelf, named: str) -> None:
+    """An incomplete checkpoint is refused and changes nothing."""
     whole = torch_save({"model": Model(), "optimizer": adam()}, data=bytes(5000))
     for name, data in (
         ("empty.pt", b""),
@@ -110,9 +115,7 @@ def test_what_is_no_whole_save_is_refused_and_changes_nothing(shelf: Shelf, name
         write(shelf.folder / name, data)
     flip(shelf.folder / "flipped.pt")
     (shelf.folder / "folder").mkdir()
-    write_all(
-        shelf.folder, {"several/step-1.pt": state(1), "several/step-2.pt": state(2), **distributed("shards")}
-    )
+    write_all(shelf.folder, {"several/step-1.pt": state(1), "several/step-2.pt": state(2), **distributed("shards")})
     (shelf.folder / "shards" / "__1_0.distcp").unlink()
     before = sorted(shelf.job.root.rglob("*")), shelf.job.ledger.read_bytes()
     with pytest.raises(UserError, match=REFUSED[named]) as refused:
@@ -121,7 +124,7 @@ def test_what_is_no_whole_save_is_refused_and_changes_nothing(shelf: Shelf, name
     assert (sorted(shelf.job.root.rglob("*")), shelf.job.ledger.read_bytes()) == before
 
 
-def test_what_hosts_would_not_get_has_to_be_copied_first(shelf: Shelf, tmp_path: Path) -> None:
+def test_checkpoint_unreachable_for_hosts_must_be_copied_first(shelf: Shelf, tmp_path: Path) -> None:
     beside = write(shelf.job.from_hosts / "one" / "checkpoints" / "step-10.pt", state(10))
     shelf.replan(ssh=PlannedSsh(None, None, "known", "~/.orch", (), None))
     with pytest.raises(UserError, match="it is not copied to the hosts from there") as refused:
@@ -131,7 +134,8 @@ def test_what_hosts_would_not_get_has_to_be_copied_first(shelf: Shelf, tmp_path:
 
 
 @pytest.mark.slow
-def test_nothing_is_adopted_while_a_supervisor_writes_the_ledger(shelf: Shelf) -> None:
+def test_no_adoption_while_supervisor_writes_ledger(shelf: Shelf) -> None:
+    """Nothing is adopted while a supervisor writes the ledger."""
     write(shelf.folder / "foreign.pt", state(5))
     with (
         locks.hold_job_lock(shelf.job) as is_mine,
@@ -152,7 +156,7 @@ def _offered(shelf: Shelf) -> dict[str, str]:
     return {str(offer.path.relative_to(shelf.job.root)): offer.fault for offer in found}
 
 
-def test_only_what_looks_like_a_save_and_is_not_in_the_ledger_is_offered(shelf: Shelf) -> None:
+def test_only_checkpoint_like_files_outside_ledger_are_offered(shelf: Shelf) -> None:
     for name, data in (
         ("foreign.pt", state(5)), ("torn.pt", state(6)[:200]), ("notes.txt", b"x"), ("train.log", b"x"), (".hidden.pt", state(7)),
         ("tokenizer.json", b"{}"), ("tmp_8.pt", state(8)),
@@ -165,14 +169,15 @@ def test_only_what_looks_like_a_save_and_is_not_in_the_ledger_is_offered(shelf: 
     }
 
 
-def test_a_save_that_was_damaged_is_told_beside_its_row_and_not_offered_again(shelf: Shelf) -> None:
+def test_damaged_checkpoint_is_shown_in_row_not_offered(shelf: Shelf) -> None:
+    """A checkpoint that was damaged is reported beside its row and not offered again."""
     write(shelf.folder / "step-10.pt", b"")
     assert _offered(shelf) == {}
     torn = shelf.add(
         20,
         {"step-20.pt": state(20)[:200]},
         state=CheckpointState.TORN,
-        places=(FileLocation("one", "/there"),),
+        locations=(FileLocation("one", "/there"),),
     )
     assert _offered(shelf) == {}, "it has come from its host"
     write(shelf.folder / torn.main, state(20))
@@ -184,14 +189,14 @@ def test_a_save_that_was_damaged_is_told_beside_its_row_and_not_offered_again(sh
 
 
 @pytest.mark.parametrize("glob", ["*", "{job_dir}/code/out/*"])
-def test_nothing_where_ranks_start_is_offered(shelf: Shelf, glob: str) -> None:
+def test_nothing_in_start_folder_is_offered(shelf: Shelf, glob: str) -> None:
     """The snapshot may have brought it."""
     shelf.replan(checkpoint_glob=glob)
     write(shelf.job.code / "out" / "pretrained.pt", state(1))
     assert _offered(shelf) == {}
 
 
-def test_while_a_job_runs_nothing_is_offered(shelf: Shelf) -> None:
+def test_nothing_is_offered_while_job_runs(shelf: Shelf) -> None:
     shelf.job.ended.unlink()
     shelf.job.state.write_text(shelf.job.state.read_text().replace("FAILED", "RUNNING"))
     write(shelf.folder / "step-20.pt", state(20))

@@ -20,7 +20,8 @@ from tests.support.unprivileged import unprivileged
 from tests.unit.client.shelf import Shelf
 
 
-def test_tidy_clears_run_files_of_ended_jobs_and_old_drafts_only(tmp_path: Path) -> None:
+def test_tidy_removes_only_run_files_and_old_drafts(tmp_path: Path) -> None:
+    """Tidying removes only run files of ended jobs and old drafts."""
     ended = folders.failed(tmp_path)
     running = folders.make(tmp_path, [*jobs.submitted(), *jobs.running(1, 1.0, 7)])
     for job in (ended, running):
@@ -37,7 +38,8 @@ def test_tidy_clears_run_files_of_ended_jobs_and_old_drafts_only(tmp_path: Path)
     assert not old.exists() and new.exists() and own.exists() and ended.rank_log(1, 1).exists()
 
 
-def test_tidy_says_what_is_left_and_why(tmp_path: Path) -> None:
+def test_tidy_reports_leftovers_with_reason(tmp_path: Path) -> None:
+    """Tidying reports what is left and why."""
     job = folders.failed(tmp_path)
     (job.root / "nodes" / "node-0").mkdir(parents=True)
     with unprivileged(tmp_path):
@@ -46,17 +48,12 @@ def test_tidy_says_what_is_left_and_why(tmp_path: Path) -> None:
         deleted, undeleted = cleanup.delete_jobs([Job(job)])
         job.root.chmod(0o755)
     assert (said, deleted) == ("", "")
-    assert (
-        left[job.id]
-        .lines()[0]
-        .startswith(f"this machine: clean: cannot be deleted: {job.root / 'nodes'}: Perm")
-    )
+    assert left[job.id].lines()[0].startswith(f"this machine: clean: cannot be deleted: {job.root / 'nodes'}: Perm")
     assert list(undeleted) == [job.id] and "\n  fix: " in undeleted[job.id].lines()[0]
 
 
-def test_a_process_that_cannot_be_ended_keeps_its_run_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unkillable_process_keeps_its_run_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that cannot be ended keeps its run files."""
     job = folders.failed(tmp_path)
     (job.root / "nodes" / "node-0").mkdir(parents=True)
     monkeypatch.setattr(agent_monitor, "clean_up_processes", lambda tag: [4711])
@@ -66,7 +63,8 @@ def test_a_process_that_cannot_be_ended_keeps_its_run_files(
 
 
 @pytest.mark.slow
-def test_a_cleanup_ends_what_the_job_left_and_nothing_else_that_it_has_started(tmp_path: Path) -> None:
+def test_cleanup_ends_only_leftovers_of_the_job(tmp_path: Path) -> None:
+    """A cleanup ends what the job left, and nothing else that it started."""
     job = folders.failed(tmp_path)
     (job.root / "nodes" / "node-0").mkdir(parents=True)
     left = {**os.environ, process_tags.NAME: process_tags.make_tag(job.root, "node-0")}
@@ -80,14 +78,14 @@ def test_a_cleanup_ends_what_the_job_left_and_nothing_else_that_it_has_started(t
     assert said.startswith("cleaned up 1 ended job") and ended == (-9, None)
 
 
-def test_tidy_does_not_need_a_plan(tmp_path: Path) -> None:
+def test_tidy_needs_no_plan(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
     (job.root / "nodes" / "node-0").mkdir(parents=True)
     job.plan.write_text("{")
     assert cleanup.clean_local([Job(job)])[0].startswith("cleaned up 1 ended job")
 
 
-def test_a_job_that_could_be_deleted_only_in_part_can_be_deleted_later(tmp_path: Path) -> None:
+def test_partly_deleted_job_can_be_deleted_later(tmp_path: Path) -> None:
     job = Shelf(tmp_path).job
     (job.checkpoints / "step-1.pt").touch()
     with unprivileged(tmp_path):
@@ -105,7 +103,8 @@ def test_a_job_that_could_be_deleted_only_in_part_can_be_deleted_later(tmp_path:
         ("meanwhile", "another command is working on the job"),
     ],
 )
-def test_a_job_that_is_resumed_while_clean_asks_is_not_deleted(tmp_path: Path, when: str, why: str) -> None:
+def test_job_resumed_during_clean_prompt_is_kept(tmp_path: Path, when: str, why: str) -> None:
+    """A job that is resumed while clean asks is not deleted."""
     job = folders.failed(tmp_path)
     with locks.hold_resume_lock(job) if when == "meanwhile" else contextlib.nullcontext():
         if when == "before":
@@ -116,7 +115,7 @@ def test_a_job_that_is_resumed_while_clean_asks_is_not_deleted(tmp_path: Path, w
     assert set(before) <= set(job.root.iterdir())
 
 
-def test_only_jobs_that_ended_long_enough_ago_are_deleted(tmp_path: Path) -> None:
+def test_only_jobs_ended_long_ago_are_deleted(tmp_path: Path) -> None:
     old, new = folders.failed(tmp_path, "old"), folders.failed(tmp_path, "new")
     running = folders.make(tmp_path, jobs.submitted(), "running")
     os.utime(old.ended, (time.time() - 7200,) * 2)

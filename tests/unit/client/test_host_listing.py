@@ -29,7 +29,8 @@ class Host:
 
 
 @pytest.mark.parametrize("name", ["..", "../a", "a/../../b", "/etc/a", "a\0b", "n" * 256])
-def test_a_name_that_cannot_be_one_here_is_named_and_not_fetched(name: str) -> None:
+def test_unusable_local_name_is_named_and_not_fetched(name: str) -> None:
+    """A name that is impossible on this machine is named and not fetched."""
     missing, odd = list[str](), list[str]()
     client = cast(paramiko.SFTPClient, Host(name, "out.csv"))
     files = list(host_listing.list_files(client, "jobs/a", {}, missing, odd))

@@ -39,7 +39,7 @@ def _supervised(job: JobDir, host: str = "host-1") -> Iterator[None]:
         yield
 
 
-def test_the_status_is_what_the_supervisor_wrote_with_its_folder(tmp_path: Path) -> None:
+def test_status_is_supervisors_with_folder(tmp_path: Path) -> None:
     job = Job(folders.succeeded(tmp_path))
     status = job.status()
     assert (status["id"], status["state"], status["dir"]) == (job.id, "SUCCEEDED", str(job.folder.root))
@@ -47,14 +47,11 @@ def test_the_status_is_what_the_supervisor_wrote_with_its_folder(tmp_path: Path)
     assert repr(job) == f"<Job {job.id} SUCCEEDED>"
 
 
-def test_a_status_that_is_replaced_while_it_is_watched_is_not_old_whatever_the_clocks_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_replaced_while_watched_is_not_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A status that is replaced while it is watched is not stale, whatever the clocks say."""
     job = Job(folders.make(tmp_path, RUNNING))
     status = status_file.loads(job.folder.state.read_bytes())
-    old, new = (
-        dataclasses.replace(status, written_at=status_file.iso(time.time() - at_s)) for at_s in (60, 59)
-    )
+    old, new = (dataclasses.replace(status, written_at=status_file.iso(time.time() - at_s)) for at_s in (60, 59))
     status_file.write(job.folder, old, durable=False)
     assert job.source.written_status().is_late, "its supervisor has stopped"
     monkeypatch.setattr(job_source, "REWRITE_S_MAX", 10.0)
@@ -64,12 +61,12 @@ def test_a_status_that_is_replaced_while_it_is_watched_is_not_old_whatever_the_c
     writer.join()
 
 
-def test_a_job_is_found_as_the_command_line_finds_it(tmp_path: Path) -> None:
+def test_job_is_found_as_on_command_line(tmp_path: Path) -> None:
     folder = folders.succeeded(tmp_path, "bert")
     assert find("bert", {"ORCH_HOME": str(tmp_path)}).id == folder.id
 
 
-def test_an_ended_or_supervised_job_is_not_revived(tmp_path: Path) -> None:
+def test_ended_or_supervised_job_is_not_revived(tmp_path: Path) -> None:
     assert restart_supervisor(folders.succeeded(tmp_path)) == ""
     running = folders.make(tmp_path, RUNNING)
     with _supervised(running):
@@ -78,9 +75,7 @@ def test_an_ended_or_supervised_job_is_not_revived(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("age_s", "is_left_alone"), [(SUBMIT_S_MAX - 10, True), (SUBMIT_S_MAX + 1, False)])
-def test_a_job_whose_submit_is_at_work_is_left_alone(
-    tmp_path: Path, age_s: float, is_left_alone: bool
-) -> None:
+def test_job_during_submit_is_left_alone(tmp_path: Path, age_s: float, is_left_alone: bool) -> None:
     fresh = folders.make(tmp_path, jobs.submitted())
     fresh.bundle.write_text(SUPERVISOR)
     planned_s = time.time() - age_s
@@ -89,7 +84,8 @@ def test_a_job_whose_submit_is_at_work_is_left_alone(
     assert fresh.ended.exists() is not is_left_alone
 
 
-def test_a_supervisor_of_another_machine_is_left_alone_and_named(tmp_path: Path) -> None:
+def test_supervisor_of_other_machine_is_named_not_replaced(tmp_path: Path) -> None:
+    """A supervisor of another machine is left alone and named."""
     running = folders.make(tmp_path, RUNNING)
     running.lock.write_text("4711 gpu-03\n")
     assert restart_supervisor(running) == ""
@@ -98,15 +94,15 @@ def test_a_supervisor_of_another_machine_is_left_alone_and_named(tmp_path: Path)
     assert status["written_s"] > 1000 and "full_disk" not in status
 
 
-def test_a_supervisor_that_cannot_write_its_status_is_known_by_its_full_disk(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_full_disk_explains_missing_status_updates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A supervisor that cannot write its status is recognised by its full disk."""
     running = folders.make(tmp_path, RUNNING)
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((4096, 4096, 9, 0, 0, 9, 9, 9, 0, 255)))
     assert status_file.to_json(Job(running).source.status())["full_disk"] == str(running.root)
 
 
-def test_a_copy_shows_of_what_it_is_one_and_nothing_acts_for_it(tmp_path: Path) -> None:
+def test_copied_job_shows_origin_and_accepts_no_action(tmp_path: Path) -> None:
+    """A copy shows of which job it is one, and no action is possible on it."""
     job = folders.failed(tmp_path / "a")
     home.record_origin(job, job.root)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -117,21 +113,21 @@ def test_a_copy_shows_of_what_it_is_one_and_nothing_acts_for_it(tmp_path: Path) 
             act()
 
 
-def test_a_folder_that_is_no_job_is_not_revived(tmp_path: Path) -> None:
+def test_folder_without_job_is_not_revived(tmp_path: Path) -> None:
     running = folders.make(tmp_path, RUNNING)
     running.plan.unlink()
     assert restart_supervisor(running) == ""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_another_users_job_is_not_revived(tmp_path: Path) -> None:
+def test_other_users_job_is_not_revived(tmp_path: Path) -> None:
     running = folders.make(tmp_path, RUNNING)
     os.chown(running.plan, 12345, 12345)
     assert restart_supervisor(running) == ""
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"state": "RUNNING"}', "\udcff", '{"a": NaN'])
-def test_a_damaged_status_file_is_said_to_be_damaged(tmp_path: Path, text: str) -> None:
+def test_damaged_status_file_is_reported(tmp_path: Path, text: str) -> None:
     folder = folders.succeeded(tmp_path)
     folder.state.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ClusterError, match="the status file is damaged") as told:
@@ -139,7 +135,7 @@ def test_a_damaged_status_file_is_said_to_be_damaged(tmp_path: Path, text: str) 
     assert told.value.fix
 
 
-def test_statuses_with_torn_nodes_or_ranks_are_damaged(tmp_path: Path) -> None:
+def test_status_with_torn_nodes_or_ranks_is_damaged(tmp_path: Path) -> None:
     folder = folders.succeeded(tmp_path)
     whole = json.loads(folder.state.read_text())
     torns: list[dict[str, object]] = [
@@ -155,7 +151,8 @@ def test_statuses_with_torn_nodes_or_ranks_are_damaged(tmp_path: Path) -> None:
             status_file.to_json(Job(folder).source.status())
 
 
-def test_a_missing_status_file_of_an_ended_job_is_not_waited_for(tmp_path: Path) -> None:
+def test_missing_status_of_ended_job_is_not_awaited(tmp_path: Path) -> None:
+    """A missing status file of an ended job is not waited for."""
     folder = folders.succeeded(tmp_path)
     folder.state.unlink()
     with pytest.raises(ClusterError, match="missing"):
@@ -166,7 +163,7 @@ def test_a_missing_status_file_of_an_ended_job_is_not_waited_for(tmp_path: Path)
 
 
 @pytest.mark.parametrize("damage", ["", '{"id": "x"', "{}", "[1]"])
-def test_a_damaged_plan_is_said_to_be_damaged(tmp_path: Path, damage: str) -> None:
+def test_damaged_plan_is_reported(tmp_path: Path, damage: str) -> None:
     folder = folders.succeeded(tmp_path)
     folder.plan.write_text(damage)
     for ask in (Job(folder).plan, Job(folder).why):
@@ -174,7 +171,7 @@ def test_a_damaged_plan_is_said_to_be_damaged(tmp_path: Path, damage: str) -> No
             ask()
 
 
-def test_secrets_are_masked_and_damaged_ones_are_not_guessed(tmp_path: Path) -> None:
+def test_secrets_are_masked_and_damaged_ones_not_guessed(tmp_path: Path) -> None:
     job = Job(folders.failed(tmp_path))
     assert job.mask().apply(f"token {folders.SECRET}") == "token ***"
     with job.folder.rank_log(1, 0).open("a") as log:
@@ -189,7 +186,8 @@ def test_secrets_are_masked_and_damaged_ones_are_not_guessed(tmp_path: Path) -> 
         job.mask()
 
 
-def test_ended_jobs_cannot_be_cancelled_and_running_ones_not_resumed(tmp_path: Path) -> None:
+def test_ended_job_refuses_cancel_and_running_one_resume(tmp_path: Path) -> None:
+    """Ended jobs cannot be cancelled, and running ones cannot be resumed."""
     for folder in (folders.succeeded(tmp_path), folders.failed(tmp_path)):
         with pytest.raises(UserError, match=r"has ended already .*nothing to cancel"):
             Job(folder).cancel()
@@ -198,22 +196,21 @@ def test_ended_jobs_cannot_be_cancelled_and_running_ones_not_resumed(tmp_path: P
         Job(running).resume()
 
 
-def test_a_cancel_of_a_running_job_is_written_down_for_its_supervisor(tmp_path: Path) -> None:
+def test_cancel_of_running_job_is_requested_from_supervisor(tmp_path: Path) -> None:
     running = folders.make(tmp_path, RUNNING)
     with _supervised(running):
         Job(running).cancel()
-    assert [json.loads(path.read_text())["ask"] for path in sorted(running.requests.glob("*.json"))] == [
-        "cancel"
-    ]
+    assert [json.loads(path.read_text())["ask"] for path in sorted(running.requests.glob("*.json"))] == ["cancel"]
 
 
-def test_a_job_that_has_succeeded_goes_on_only_with_something_new_to_do(tmp_path: Path) -> None:
+def test_succeeded_job_resumes_only_with_new_work(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing is left to do") as told:
         Job(folders.succeeded(tmp_path)).resume()
     assert "--set" in told.value.fix and "--from" in told.value.fix
 
 
-def test_a_wait_that_is_too_short_says_what_the_job_does(tmp_path: Path) -> None:
+def test_timed_out_wait_shows_job_state(tmp_path: Path) -> None:
+    """A wait that is too short shows what the job does."""
     running = folders.make(tmp_path, RUNNING)
     with _supervised(running), pytest.raises(TimeoutError, match="is still RUNNING after 0 s"):
         Job(running).wait(0.0)

@@ -42,7 +42,8 @@ def _found(
     return {one.what: one for one in found}
 
 
-def test_a_job_that_can_run_has_no_fault(tmp_path: Path) -> None:
+def test_runnable_job_has_no_fault(tmp_path: Path) -> None:
+    """A job that can run has no fault."""
     found = _found(tmp_path)
     assert list(found) == ["spec", "plan", "code", "space", "python", "script", "network"]
     assert all(one.ok for one in found.values())
@@ -50,19 +51,22 @@ def test_a_job_that_can_run_has_no_fault(tmp_path: Path) -> None:
     assert found["python"].found.endswith("python 3.11.7, torch 2.13.0")
 
 
-def test_a_spec_that_cannot_be_read_ends_the_preflight(tmp_path: Path) -> None:
+def test_unreadable_job_file_ends_preflight(tmp_path: Path) -> None:
+    """A job file that cannot be read ends the preflight."""
     with pytest.raises(SpecError, match="no_such_field"):
         _found(tmp_path, "no_such_field=1")
 
 
-def test_a_job_that_cannot_be_planned_is_looked_at_no_further(tmp_path: Path) -> None:
+def test_unplannable_job_is_checked_no_further(tmp_path: Path) -> None:
+    """A job that cannot be planned is checked no further."""
     found = _found(tmp_path, "gpus_per_node=2")
     assert list(found) == ["spec", "plan"]
     assert (found["plan"].ok, found["plan"].exit_code) == (False, 2)
     assert "2 GPUs wanted" in found["plan"].found
 
 
-def test_a_snapshot_over_its_limit_is_a_fault(tmp_path: Path) -> None:
+def test_oversized_snapshot_is_a_fault(tmp_path: Path) -> None:
+    """A snapshot over its limit is a fault."""
     work = tmp_path / "work"
     work.mkdir()
     with (work / "data.bin").open("wb") as file:
@@ -80,26 +84,26 @@ def test_a_snapshot_over_its_limit_is_a_fault(tmp_path: Path) -> None:
         ("#!/bin/sh\necho no json\n", "it ended with code 0"),
     ],
 )
-def test_an_interpreter_that_does_not_run_is_a_fault_with_its_last_words(
-    tmp_path: Path, python: str, words: str
-) -> None:
+def test_broken_interpreter_is_a_fault_with_its_output(tmp_path: Path, python: str, words: str) -> None:
+    """An interpreter that does not run is a fault with its last output."""
     fault = _found(tmp_path, python=python)["python"]
     assert (fault.ok, fault.exit_code) == (False, 3)
     assert words in fault.found
 
 
-def test_an_interpreter_that_is_nowhere_is_a_fault(tmp_path: Path) -> None:
+def test_missing_interpreter_is_a_fault(tmp_path: Path) -> None:
+    """An interpreter that does not exist is a fault."""
     fault = _found(tmp_path, "python=/no/such/python3")["python"]
     assert not fault.ok and "/no/such/python3" in fault.found
 
 
-def test_no_torch_is_told_and_is_no_fault(tmp_path: Path) -> None:
+def test_missing_torch_is_reported_but_no_fault(tmp_path: Path) -> None:
     answer = '{"python": "3.11.7", "no_torch": "ModuleNotFoundError: No module named torch"}'
     found = _found(tmp_path, python=f"#!/bin/sh\necho '{answer}'\n")
     assert found["python"].ok and "no torch (ModuleNotFoundError" in found["python"].found
 
 
-def test_a_script_with_a_syntax_error_is_found_without_running_it(tmp_path: Path) -> None:
+def test_syntax_error_is_found_without_running_script(tmp_path: Path) -> None:
     script = f"open({str(tmp_path / 'ran')!r}, 'w')\nx = (\n"
     env = f"env.PYTHONPATH={small_torch.write(tmp_path / 'small')['PYTHONPATH']}"
     fault = _found(tmp_path, f"python={sys.executable}", env, script=script)["script"]
@@ -107,12 +111,14 @@ def test_a_script_with_a_syntax_error_is_found_without_running_it(tmp_path: Path
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_command_is_not_looked_into(tmp_path: Path) -> None:
+def test_command_entry_is_not_checked(tmp_path: Path) -> None:
+    """A command is not inspected."""
     found = _found(tmp_path, "entrypoint=null", "command=make train")
     assert found["python"].found == "not checked: the job runs bash" and "script" not in found
 
 
-def test_a_home_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
+def test_unwritable_home_is_a_fault(tmp_path: Path) -> None:
+    """A home folder that cannot be written is a fault."""
     work = tmp_path / "job.yaml"
     work.write_text("name: gpt\ncommand: 'true'\n")
     found = check(work, None, (), {"PATH": "/usr/bin:/bin", "ORCH_HOME": "/proc/sys/orch"})
@@ -120,7 +126,7 @@ def test_a_home_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
     assert (fault.ok, fault.exit_code) == (False, 3) and "ORCH_HOME" in fault.fix
 
 
-def test_a_torch_that_sees_too_few_gpus_is_a_fault(tmp_path: Path) -> None:
+def test_torch_with_too_few_gpus_is_a_fault(tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "nvidia-smi").write_text("#!/bin/sh\nprintf '0, GPU-a\\n1, GPU-b\\n'\n")
@@ -141,7 +147,7 @@ def test_a_torch_that_sees_too_few_gpus_is_a_fault(tmp_path: Path) -> None:
         ("per%cent 100% %", ""),
     ],
 )  # fmt: skip
-def test_a_job_folder_that_slurm_takes_for_another_is_refused(tmp_path: Path, name: str, said: str) -> None:
+def test_job_folder_misread_by_slurm_is_refused(tmp_path: Path, name: str, said: str) -> None:
     slurm = fake_sbatch.make(tmp_path / "bin")
     on_slurm = ("backend=slurm", "nodes=2")
     queue = _found(tmp_path, *on_slurm, path=slurm.environ["PATH"], home=tmp_path / name)["queue"]
@@ -157,9 +163,7 @@ def test_a_job_folder_that_slurm_takes_for_another_is_refused(tmp_path: Path, na
         ("", "warning", "salloc allocated no nodes"),
     ],
 )
-def test_on_slurm_no_nodes_are_asked_for_after_a_fault(
-    tmp_path: Path, python: str, severity: str, words: str
-) -> None:
+def test_slurm_preflight_requests_no_nodes_after_fault(tmp_path: Path, python: str, severity: str, words: str) -> None:
     slurm = fake_sbatch.make(tmp_path / "bin")
     asked = tmp_path / "bin/salloc.told"
     found = _found(tmp_path, "backend=slurm", "nodes=2", python=python, path=slurm.environ["PATH"])

@@ -37,9 +37,8 @@ pytestmark = pytest.mark.slow
 DENIED = "scancel: error: Kill job error on job id 7: Access/permission denied\n"
 
 
-def test_a_pending_job_is_queued_with_slurms_reason_and_expected_start(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_pending_job_is_queued_with_reason_and_start(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """A pending job is queued with Slurm's reason and expected start."""
     slurm.queue(PENDING)
     status = Job(job(tmp_path, "7")).status()
     assert (status["state"], status["attempt"], status["world_size"]) == ("QUEUED", 1, 4)
@@ -51,9 +50,8 @@ def test_a_pending_job_is_queued_with_slurms_reason_and_expected_start(
     }  # fmt: skip
 
 
-def test_the_queue_line_says_when_it_will_start_and_how_to_let_it_go(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_queue_line_shows_start_time_and_release_command(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """The queue line says when the job will start and how to release it."""
     folder = job(tmp_path, "7")
     slurm.queue(PENDING)
     assert shown(folder).splitlines() == [
@@ -66,7 +64,8 @@ def test_the_queue_line_says_when_it_will_start_and_how_to_let_it_go(
     assert "            fix: scontrol release 7" in shown(folder)
 
 
-def test_a_job_with_nodes_and_no_word_of_its_supervisor_is_starting(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_allocated_job_without_supervisor_report_is_starting(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """A job with nodes whose supervisor has not reported yet is starting."""
     slurm.queue(RUNNING)
     folder = job(tmp_path, "7")
     folder.batch_log.write_text("orch: no Python >= 3.10 on node1\n\n")
@@ -75,7 +74,7 @@ def test_a_job_with_nodes_and_no_word_of_its_supervisor_is_starting(slurm: FakeS
     assert status["reason"].endswith("last line of its batch script: orch: no Python >= 3.10 on node1")
 
 
-def test_while_a_supervisor_speaks_its_word_counts(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_status_of_living_supervisor_counts(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(RUNNING)
     folder = job(tmp_path, "7")
     tell(folder, "RUNNING", step=12)
@@ -83,9 +82,8 @@ def test_while_a_supervisor_speaks_its_word_counts(slurm: FakeSlurm, tmp_path: P
     assert (status["state"], status["step"], status["queue"]["nodes"]) == ("RUNNING", 12, "node[1-2]")
 
 
-def test_a_job_that_slurm_requeued_by_itself_is_queued_whatever_its_last_supervisor_said(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_job_requeued_by_slurm_is_queued(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """A job that Slurm requeued by itself is queued, whatever its last supervisor reported."""
     slurm.queue(PENDING)
     folder = job(tmp_path, "7")
     tell(folder, "RUNNING", step=12, steps_per_s=3.0)
@@ -93,7 +91,8 @@ def test_a_job_that_slurm_requeued_by_itself_is_queued_whatever_its_last_supervi
     assert (status["state"], status["step"], status["steps_per_s"]) == ("QUEUED", 12, None)
 
 
-def test_why_a_requeued_job_waits_again_is_still_told(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_reason_of_requeued_job_is_still_shown(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """The reason why a requeued job waits again is still shown."""
     slurm.queue(PENDING.replace("Resources", "BeginTime"))
     folder = job(tmp_path, "7")
     tell(folder, "QUEUED", reason="waiting in the queue for nodes again; preempted")
@@ -101,7 +100,7 @@ def test_why_a_requeued_job_waits_again_is_still_told(slurm: FakeSlurm, tmp_path
     assert "BeginTime" in shown(folder)
 
 
-def test_a_slurm_that_is_down_is_said_and_ends_nothing(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_slurm_outage_is_reported_and_ends_nothing(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.down()
     folder = job(tmp_path, "7")
     text = shown(folder)
@@ -111,9 +110,7 @@ def test_a_slurm_that_is_down_is_said_and_ends_nothing(slurm: FakeSlurm, tmp_pat
     assert asked(folder) == []
 
 
-def test_all_jobs_are_asked_for_at_once(
-    slurm: FakeSlurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_jobs_are_queried_at_once(slurm: FakeSlurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slurm.queue(PENDING, RUNNING.replace("7|", "8|", 1))
     job(tmp_path, "7", name="one", at_s=BEGAN_S)
     tell(job(tmp_path, "3", "8", name="two", at_s=BEGAN_S + 60), "RUNNING")
@@ -125,9 +122,7 @@ def test_all_jobs_are_asked_for_at_once(
 # The end
 
 
-def test_a_job_that_slurm_has_ended_is_closed_once_with_slurms_words(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_job_ended_by_slurm_is_closed_once(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(FAILED)
     slurm.says("scontrol.job", SHOWN)
     folder = job(tmp_path, "7")
@@ -147,12 +142,10 @@ def test_a_job_that_slurm_has_ended_is_closed_once_with_slurms_words(
     assert (folder.root / "started").read_text() == "x"
 
 
-def test_two_who_look_at_once_close_a_job_once(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_concurrent_status_commands_close_job_once(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(CANCELLED)
     folder = job(tmp_path, "7")
-    slow = folder.bundle.read_text().replace(
-        '(job / "ended")', 'import time; time.sleep(0.5); (job / "ended")'
-    )
+    slow = folder.bundle.read_text().replace('(job / "ended")', 'import time; time.sleep(0.5); (job / "ended")')
     folder.bundle.write_text(slow)
     both = [threading.Thread(target=slurm_status.SlurmSource(folder).settle) for _ in range(2)]
     for one in both:
@@ -163,7 +156,7 @@ def test_two_who_look_at_once_close_a_job_once(slurm: FakeSlurm, tmp_path: Path)
     assert (folder.root / "started").read_text() == "x"
 
 
-def test_a_closing_that_was_cut_off_goes_on_with_the_same_request(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_interrupted_close_continues_with_same_request(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(FAILED)
     slurm.says("scontrol.job", SHOWN)
     folder = job(tmp_path, "7")
@@ -177,7 +170,7 @@ def test_a_closing_that_was_cut_off_goes_on_with_the_same_request(slurm: FakeSlu
     assert folder.ended.exists()
 
 
-def test_a_job_that_slurm_forgot_is_closed_unless_its_folder_moves(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_forgotten_job_is_closed_unless_folder_changes(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.says("squeue.out", "", UNKNOWN_ID, 1)
     alive = job(tmp_path, "7")
     tell(alive, "RUNNING")
@@ -199,14 +192,13 @@ def test_a_job_that_slurm_forgot_is_closed_unless_its_folder_moves(slurm: FakeSl
         supervisor.join()
     Job(alive).source.settle()
     assert [one["why"] for one in asked(alive)] == ["Slurm no longer knows job 7"]
-    assert [one["allocation"] for one in asked(alive)] == ["7"], (
-        "how often it was requeued nobody knows any more"
-    )
+    assert [one["allocation"] for one in asked(alive)] == ["7"], "how often it was requeued nobody knows any more"
 
 
-def test_a_job_that_squeue_does_not_list_is_not_closed_while_scontrol_is_silent(
+def test_silent_scontrol_keeps_unlisted_job_open(
     slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A job that squeue does not list is not closed while scontrol does not answer."""
     monkeypatch.setattr(slurm_status, "STILL_S", 0.0)
     slurm.says("squeue.out", "", UNKNOWN_ID, 1)
     slurm.says("scontrol.job", "", "Unable to contact slurm controller (connect failure)\n", 1)
@@ -215,19 +207,16 @@ def test_a_job_that_squeue_does_not_list_is_not_closed_while_scontrol_is_silent(
     assert asked(folder) == []
 
 
-@pytest.mark.parametrize(
-    "line", [PENDING, HELD, RUNNING, COMPLETING, "7|SUSPENDED|N/A|2|node1|None", "7|NEW|N/A|2||x"]
-)
-def test_a_job_that_may_go_on_is_not_closed(slurm: FakeSlurm, tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize("line", [PENDING, HELD, RUNNING, COMPLETING, "7|SUSPENDED|N/A|2|node1|None", "7|NEW|N/A|2||x"])
+def test_job_that_may_continue_is_not_closed(slurm: FakeSlurm, tmp_path: Path, line: str) -> None:
     slurm.queue(line)
     folder = job(tmp_path, "7")
     Job(folder).source.settle()
     assert asked(folder) == []
 
 
-def test_a_job_that_was_put_back_into_the_queue_meanwhile_is_not_closed(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_job_requeued_meanwhile_is_not_closed(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """A job that was put back into the queue meanwhile is not closed."""
     slurm.queue(FAILED)
     slurm.says("scontrol.job", SHOWN.replace("=FAILED", "=PENDING"))
     folder = job(tmp_path, "7")
@@ -235,7 +224,7 @@ def test_a_job_that_was_put_back_into_the_queue_meanwhile_is_not_closed(
     assert asked(folder) == []
 
 
-def test_nobody_starts_a_supervisor_for_a_job_that_slurm_has(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_no_supervisor_is_started_for_slurm_job(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(RUNNING)
     folder = job(tmp_path, "7")
     assert restart_supervisor(folder) == ""
@@ -243,9 +232,7 @@ def test_nobody_starts_a_supervisor_for_a_job_that_slurm_has(slurm: FakeSlurm, t
     assert not (folder.root / "started").exists()
 
 
-def test_a_submit_that_was_cut_off_before_slurm_had_the_job_is_closed_in_time(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_submit_interrupted_before_slurm_is_closed_in_time(slurm: FakeSlurm, tmp_path: Path) -> None:
     folder = job(tmp_path)
     assert Job(folder).status()["reason"] == "it is being submitted to Slurm"
     long_ago_s = time.time() - 2 * slurm_status.SUBMIT_S_MAX
@@ -258,7 +245,7 @@ def test_a_submit_that_was_cut_off_before_slurm_had_the_job_is_closed_in_time(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_another_users_job_is_only_looked_at(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_other_users_job_is_only_read(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(CANCELLED)
     folder = job(tmp_path, "7")
     os.chown(folder.plan, 12345, 12345)
@@ -267,7 +254,8 @@ def test_another_users_job_is_only_looked_at(slurm: FakeSlurm, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[7]", '["7;rm"]', '"7"', "\udcff"])
-def test_damaged_ids_are_told_and_ask_slurm_for_nothing(slurm: FakeSlurm, tmp_path: Path, text: str) -> None:
+def test_damaged_id_is_reported_without_asking_slurm(slurm: FakeSlurm, tmp_path: Path, text: str) -> None:
+    """Damaged IDs are reported and ask Slurm for nothing."""
     folder = job(tmp_path, "7")
     folder.slurm.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ClusterError, match="Slurm's ids of the job") as told:
@@ -279,7 +267,7 @@ def test_damaged_ids_are_told_and_ask_slurm_for_nothing(slurm: FakeSlurm, tmp_pa
 # Cancel and resume
 
 
-def test_a_pending_job_is_cancelled_in_the_queue_and_closed(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_pending_job_is_cancelled_in_queue_and_closed(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(PENDING)
     folder = job(tmp_path, "7")
     slurm.folder.joinpath("scancel").write_text(
@@ -294,9 +282,8 @@ def test_a_pending_job_is_cancelled_in_the_queue_and_closed(slurm: FakeSlurm, tm
     assert folder.ended.exists()
 
 
-def test_a_running_jobs_supervisor_is_asked_and_slurm_only_when_it_does_not_obey(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_running_job_is_cancelled_by_supervisor_then_slurm(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """A running job's supervisor is asked first, and Slurm only if it does not obey."""
     slurm.queue(RUNNING)
     folder = job(tmp_path, "7")
     tell(folder, "RUNNING")
@@ -311,9 +298,7 @@ def test_a_running_jobs_supervisor_is_asked_and_slurm_only_when_it_does_not_obey
     assert slurm.calls("scancel") == ["scancel 7"]
 
 
-def test_a_cancelled_job_that_comes_back_into_the_queue_is_taken_out(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_cancelled_job_back_in_queue_is_removed(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(RUNNING)
     folder = job(tmp_path, "7")
     tell(folder, "RUNNING")
@@ -324,7 +309,8 @@ def test_a_cancelled_job_that_comes_back_into_the_queue_is_taken_out(
     assert slurm.calls("scancel") == ["scancel 7"]
 
 
-def test_a_scancel_that_slurm_refuses_is_told_in_its_words(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_scancel_refusal_is_reported_verbatim(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """An scancel that Slurm refuses is reported in its words."""
     slurm.queue(PENDING)
     slurm.says("scancel.out", "", DENIED, 1)
     with pytest.raises(ClusterError, match="Access/permission denied"):
@@ -340,7 +326,7 @@ def test_an_ended_job_is_not_cancelled(slurm: FakeSlurm, tmp_path: Path) -> None
     assert slurm.calls() == []
 
 
-def test_a_resumed_job_waits_and_its_last_end_does_not_show(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_resumed_job_is_waiting_without_last_end(slurm: FakeSlurm, tmp_path: Path) -> None:
     folder = job(tmp_path, "7")
     tell(folder, "FAILED", attempt=3, step=40, ended_at="2026-11-21T06:21:01.000Z")
     folder.ended.touch()
@@ -356,9 +342,10 @@ def test_a_resumed_job_waits_and_its_last_end_does_not_show(slurm: FakeSlurm, tm
         assert status["ended_at"] is None
 
 
-def test_what_the_batch_script_said_is_shown_where_no_rank_has_printed_anything(
+def test_batch_output_is_shown_if_no_rank_printed(
     slurm: FakeSlurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The output of the batch script is shown where no rank has printed anything."""
     slurm.queue(RUNNING)
     folder = job(tmp_path, "7")
     folder.secrets.mkdir()
@@ -370,7 +357,8 @@ def test_what_the_batch_script_said_is_shown_where_no_rank_has_printed_anything(
     assert str(folder.batch_log) in said.err
 
 
-def test_a_long_batch_log_is_shown_from_a_whole_line_on_or_half_a_secret_would_be(tmp_path: Path) -> None:
+def test_long_batch_log_starts_at_whole_line(tmp_path: Path) -> None:
+    """A long batch log is shown from a whole line on, or half a secret would be."""
     folder, secret = job(tmp_path, "7"), "h\u00fctte-0123456789".encode()
     folder.secrets.mkdir()
     (folder.secrets / "secrets.json").write_bytes(b'{"HF_TOKEN": "%s"}' % secret)
@@ -381,9 +369,8 @@ def test_a_long_batch_log_is_shown_from_a_whole_line_on_or_half_a_secret_would_b
     assert [line.strip(".") for line in slurm_status.SlurmSource(folder).batch_lines()] == ["last"]
 
 
-def test_no_secret_in_the_last_words_of_a_batch_script_is_told_nor_half_of_one(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_batch_tail_shows_no_secret_or_part(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """The last output of a batch script shows no secret, nor half of one."""
     folder = job(tmp_path, "7")
     folder.secrets.mkdir()
     (folder.secrets / "secrets.json").write_text('{"HF_TOKEN": "hf_0123456789abcdef"}')

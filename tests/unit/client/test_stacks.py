@@ -33,9 +33,7 @@ from tests.support.frames import frame
 
 RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 7)]
 WAIT_S_MAX = 20.0
-GROUP = observations.Collective(
-    "default_pg", "default group", (0, 1, 2, 3), 9655, "all_reduce", "float32[1000]", 9.0
-)
+GROUP = observations.Collective("default_pg", "default group", (0, 1, 2, 3), 9655, "all_reduce", "float32[1000]", 9.0)
 WAITS = ("c10d_logger.py:81 wrapper", "train.py:97 train_step", "train.py:120 main")
 READS = ("dataset.py:31 read", "train.py:88 load_batch", "train.py:120 main")
 
@@ -99,7 +97,8 @@ def _status(job: JobDir) -> Status:
     return Job(job).source.status()
 
 
-def test_the_answers_of_all_nodes_are_one_object_with_the_ranks_in_order(tmp_path: Path) -> None:
+def test_answers_of_nodes_are_one_object(tmp_path: Path) -> None:
+    """The answers of all nodes are one object with the ranks in order."""
     job = folders.make(tmp_path, RUNNING)
     with _supervised(job, lambda number, n: [e.InspectRequested(20.0, number), *_looked(n, 1, 0)]) as asked:
         taken = stacks.inspect_stacks(job, _status(job))
@@ -111,9 +110,8 @@ def test_the_answers_of_all_nodes_are_one_object_with_the_ranks_in_order(tmp_pat
     assert taken["ranks"][0]["collectives"][0]["number"] == 9655
 
 
-def test_a_first_look_is_followed_by_a_second_that_tells_what_moves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_inspection_shows_what_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first inspection is followed by a second one that shows what moves."""
     monkeypatch.setattr(stacks, "APART_S", 0.05)
     job = folders.make(tmp_path, RUNNING)
 
@@ -128,7 +126,8 @@ def test_a_first_look_is_followed_by_a_second_that_tells_what_moves(
     assert taken["apart_s"] >= stacks.APART_S
 
 
-def test_looks_that_were_there_before_are_no_answer(tmp_path: Path) -> None:
+def test_earlier_inspections_are_no_answer(tmp_path: Path) -> None:
+    """Inspections that existed before are no answer."""
     job = folders.make(tmp_path, [*RUNNING, *_looked(1, 0, 1)])
     late = [e.FromNode(20.5, "node-0", reports.Inspected(1, 1, ()))]
     with (
@@ -138,7 +137,7 @@ def test_looks_that_were_there_before_are_no_answer(tmp_path: Path) -> None:
         stacks.inspect_stacks(job, _status(job), 0.1)
 
 
-def test_a_node_that_does_not_answer_is_named_beside_what_the_others_said(tmp_path: Path) -> None:
+def test_silent_node_is_named_beside_other_answers(tmp_path: Path) -> None:
     job = folders.make(tmp_path, RUNNING)
     with _supervised(job, lambda number, n: [e.InspectRequested(20.0, number), *_looked(n, 0)]):
         taken = stacks.inspect_stacks(job, _status(job), 0.1)
@@ -153,7 +152,8 @@ def test_a_node_that_does_not_answer_is_named_beside_what_the_others_said(tmp_pa
         (_looked(1), "node-0, node-1 did not answer within 0.1 s"),
     ],
 )
-def test_who_does_not_answer_is_named(tmp_path: Path, said: list[News], what: str) -> None:
+def test_silent_rank_is_named(tmp_path: Path, said: list[News], what: str) -> None:
+    """A rank that does not answer is named."""
     job = folders.make(tmp_path, RUNNING)
 
     def answer(number: int, n: int) -> list[News]:
@@ -165,7 +165,7 @@ def test_who_does_not_answer_is_named(tmp_path: Path, said: list[News], what: st
     assert told.value.fix
 
 
-def test_a_job_that_has_ended_or_not_begun_has_no_stacks(tmp_path: Path) -> None:
+def test_ended_or_unstarted_job_has_no_stacks(tmp_path: Path) -> None:
     ended = folders.failed(tmp_path)
     with pytest.raises(UserError, match="the job has ended: FAILED") as told:
         Job(ended).stacks()
@@ -176,7 +176,7 @@ def test_a_job_that_has_ended_or_not_begun_has_no_stacks(tmp_path: Path) -> None
     assert not list(begun.requests.iterdir())
 
 
-def test_a_line_of_the_journal_that_is_still_being_written_is_read_later(tmp_path: Path) -> None:
+def test_journal_line_being_written_is_read_later(tmp_path: Path) -> None:
     job = folders.make(tmp_path, RUNNING)
     whole = job.journal.read_bytes()
     first = whole.index(b"\n") + 1
@@ -205,11 +205,12 @@ def _taken() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_stacks_of_many_ranks_are_folded_as_they_were_looked_at() -> None:
+def test_stacks_of_many_ranks_are_grouped() -> None:
     golden.check("stacks.txt", cells.plain_text(stack_view.stacks(_taken())))
 
 
-def test_the_users_frame_comes_first_even_where_the_stack_was_cut_off_before_it() -> None:
+def test_user_frame_comes_first_despite_truncated_stack() -> None:
+    """The user's frame comes first even where the stack was cut off before it."""
     deep = tuple(f"lazy.py:{number} load" for number in range(40))
     look = _look(0, observations.Activity.PROGRESSING, where="train.py:3 <module>", stack=deep, inside=40)
     assert hang_report.traceback_frames(look) == ("train.py:3 <module>", "…", deep[1], deep[0])
@@ -217,7 +218,8 @@ def test_the_users_frame_comes_first_even_where_the_stack_was_cut_off_before_it(
     assert "\n  train.py:3 <module>\n  inside: … > lazy.py:11 load > lazy.py:10 load" in text
 
 
-def test_a_remark_on_the_users_frame_does_not_show_it_twice() -> None:
+def test_remark_on_user_frame_does_not_repeat_it() -> None:
+    """A remark on the user's frame does not show it twice."""
     inspection = _look(0, observations.Activity.PROGRESSING, READS[1], stack=READS)
     assert inspection.where is not None
     where = dataclasses.replace(inspection.where, within="DataLoader of the main thread")
@@ -228,12 +230,13 @@ def test_a_remark_on_the_users_frame_does_not_show_it_twice() -> None:
     )
 
 
-def test_only_the_wanted_ranks_are_shown() -> None:
+def test_only_requested_ranks_are_shown() -> None:
     text = cells.plain_text(stack_view.stacks(_taken(), (2,)))
     assert "1 rank inspected" in text and "load_batch" in text and "train_step" not in text
 
 
-def test_ranks_that_run_on_their_own_are_shown_without_a_reason() -> None:
+def test_running_ranks_are_shown_without_reason() -> None:
+    """Ranks that run by themselves are shown without a reason."""
     works = _look(
         0,
         observations.Activity.PROGRESSING,
@@ -248,10 +251,9 @@ def test_ranks_that_run_on_their_own_are_shown_without_a_reason() -> None:
     assert "rank 0 on gpu00: working\n" in cells.plain_text(stack_view.stacks(taken))
 
 
-def test_ranks_with_gpus_are_shown_with_how_busy_those_are() -> None:
+def test_gpu_ranks_are_shown_with_gpu_use() -> None:
     one, other = (
-        _look(rank, observations.Activity.WAITING_FOR_RANKS, gpu_use=share)
-        for rank, share in ((0, 1.0), (1, 0.05))
+        _look(rank, observations.Activity.WAITING_FOR_RANKS, gpu_use=share) for rank, share in ((0, 1.0), (1, 0.05))
     )
     alike = {**_taken(), "ranks": [stacks.rank_json(one, "gpu00"), stacks.rank_json(one, "gpu00")]}
     assert ", GPU 100% busy\n" in cells.plain_text(stack_view.stacks(alike))
@@ -259,7 +261,7 @@ def test_ranks_with_gpus_are_shown_with_how_busy_those_are() -> None:
     assert ", GPUs 5% to 100% busy\n" in cells.plain_text(stack_view.stacks(both))
 
 
-def test_what_an_exiting_rank_does_is_said_once() -> None:
+def test_activity_of_exiting_rank_is_shown_once() -> None:
     words = "has finished its script and has not exited (state S)"
     leaves = _look(0, observations.Activity.EXITING, why=words, where="", stack=(), still_s=0.0)
     text = cells.plain_text(stack_view.stacks({**_taken(), "ranks": [stacks.rank_json(leaves, "gpu00")]}))

@@ -18,7 +18,8 @@ MASK = Mask([SECRET, "Jm4-other-secret"])
 
 
 @pytest.mark.parametrize("chars", range(4, len(SECRET)))
-def test_the_part_of_a_secret_at_an_end_of_a_long_text_is_hidden(chars: int) -> None:
+def test_partial_secret_at_end_is_hidden(chars: int) -> None:
+    """The part of a secret at an end of a long text is hidden."""
     before = MASK.apply(FILL + SECRET[:chars])
     assert before.endswith("." + HIDDEN) and set(before) == {".", "*"}
     behind = MASK.apply(SECRET[-chars:] + FILL)
@@ -27,7 +28,8 @@ def test_the_part_of_a_secret_at_an_end_of_a_long_text_is_hidden(chars: int) -> 
     assert MASK.apply(middle) == before + CUT_MARK + behind
 
 
-def test_a_secret_that_ends_as_another_begins_is_hidden_whole() -> None:
+def test_overlapping_secrets_are_hidden_completely() -> None:
+    """A secret that ends as another begins is hidden completely."""
     shown = [
         Mask([SECRET, SECRET[-6:] + "-and-more"]).apply(FILL + SECRET),
         Mask([SECRET, "more-and-" + SECRET[:6]]).apply(SECRET + FILL),
@@ -36,7 +38,8 @@ def test_a_secret_that_ends_as_another_begins_is_hidden_whole() -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_no_part_of_a_secret_is_shown_wherever_a_text_was_cut(seed: int) -> None:
+def test_cut_shows_no_part_of_secret(seed: int) -> None:
+    """No part of a secret is shown, wherever a text was cut."""
     dice = random.Random(seed)
     for _ in range(50):
         secrets = ["".join(dice.choices("abc", k=dice.randrange(8, 20))) for _ in range(3)]
@@ -45,22 +48,22 @@ def test_no_part_of_a_secret_is_shown_wherever_a_text_was_cut(seed: int) -> None
         shown = Mask(secrets).apply(before[begin:] + FILL + behind[:end])
         assert not any(secret in shown for secret in secrets)
         for at in range(4, 20):
-            assert not any(
-                secret.endswith(shown[:at]) or secret.startswith(shown[-at:]) for secret in secrets
-            )
+            assert not any(secret.endswith(shown[:at]) or secret.startswith(shown[-at:]) for secret in secrets)
 
 
-def test_a_short_text_is_whole_and_a_word_of_it_no_part_of_a_secret() -> None:
+def test_short_text_is_whole_without_partial_secrets() -> None:
+    """A short text is whole, and a word of it is no part of a secret."""
     assert MASK.apply(f"by {SECRET[:6]}") == f"by {SECRET[:6]}"
 
 
-def test_a_long_text_without_a_secret_stays_as_it_is() -> None:
+def test_long_text_without_secret_is_unchanged() -> None:
     assert MASK.apply(FILL + "q") == FILL + "q"
     assert Mask(()).apply(FILL + SECRET) == FILL + SECRET
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_what_a_mask_may_change_is_found_in_many_lines_at_once(seed: int) -> None:
+def test_masked_parts_are_found_in_many_lines(seed: int) -> None:
+    """Parts that a mask may change are found in many lines at once."""
     dice = random.Random(seed)
     for _ in range(200):
         fill = [FILL, FILL[:-1], FILL[: dice.randrange(CUT_CHARS_MIN)], "", SECRET[: dice.randrange(16)]]
@@ -71,17 +74,19 @@ def test_what_a_mask_may_change_is_found_in_many_lines_at_once(seed: int) -> Non
     assert not MASK.may_change(f"{FILL}\n{FILL}\n{SECRET[:6]}\n")
 
 
-def test_the_hook_marks_its_cut_as_the_mask_knows_it() -> None:
+def test_hook_marks_truncation_as_mask_expects() -> None:
     assert CUT_MARK in errors.cut_middle("x" * 30_000)
 
 
 @pytest.mark.parametrize("at", range(20, 20 + len(SECRET)))
-def test_a_place_to_cut_is_beside_a_secret(at: int) -> None:
+def test_cut_is_placed_beside_a_secret(at: int) -> None:
+    """The place to cut is beside a secret."""
     raw = ("." * 20 + SECRET + "." * 20).encode()
     assert MASK.find_safe_cut(raw, at) == (20 if at < 20 + len(SECRET) else at)
 
 
-def test_secrets_that_cannot_be_read_are_no_reason_to_show_them(tmp_path: Path) -> None:
+def test_unreadable_secrets_are_not_shown(tmp_path: Path) -> None:
+    """Secrets that cannot be read are no reason to show them."""
     job = JobDir(tmp_path)
     assert secret_mask.load_mask(job).apply("x") == "x"  # another user's
     (job.secrets / "secrets.json").mkdir(parents=True)

@@ -19,16 +19,13 @@ VALUES = {"checkpoint_dir": "/c", "attempt": "2", "ORCH_ATTEMPT": "2", "ORCH_CHE
         *[(other, other) for other in ("$ORCH_ATTEMPTS", "${ORCH_ATTEMPT:-1}", "${oc.env:ORCH_ATTEMPT}", "$HOME", "{}", "$")],
     ],
 )  # fmt: skip
-def test_only_names_of_orch_are_filled_in(text: str, filled: str) -> None:
+def test_only_names_of_orch_are_expanded(text: str, filled: str) -> None:
     assert placeholders.fill(text, VALUES) == filled
 
 
-def test_what_is_filled_in_is_shown_in_braces_and_without_quotes() -> None:
+def test_placeholder_is_shown_in_braces_without_quotes() -> None:
     words = ("train.py", "--out", "$ORCH_CHECKPOINT_DIR/x", "${ORCH_ATTEMPT}", "a b{resume_from}", "$HOME")
-    assert (
-        placeholders.quote_command(words)
-        == "train.py --out {checkpoint_dir}/x {attempt} 'a b{resume_from}' '$HOME'"
-    )
+    assert placeholders.quote_command(words) == "train.py --out {checkpoint_dir}/x {attempt} 'a b{resume_from}' '$HOME'"
 
 
 @pytest.mark.parametrize(
@@ -40,7 +37,8 @@ def test_what_is_filled_in_is_shown_in_braces_and_without_quotes() -> None:
         ("${ORCH_RESUME_FORM}", "${ORCH_RESUME_FROM}"),
     ],
 )
-def test_a_near_miss_is_asked_about(text: str, meant: str) -> None:
+def test_similar_name_is_questioned(text: str, meant: str) -> None:
+    """A similar name is asked about."""
     assert placeholders.find_misspelled(text).endswith(f"did you mean {meant}?")
 
 
@@ -56,22 +54,22 @@ def test_a_near_miss_is_asked_about(text: str, meant: str) -> None:
         "{attempted}",
     ],
 )
-def test_what_is_no_near_miss_is_left_alone(text: str) -> None:
+def test_unlike_name_is_left_alone(text: str) -> None:
     assert placeholders.find_misspelled(text) == ""
 
 
-def test_braces_in_shell_text_are_refused_with_the_variable() -> None:
+def test_braces_in_shell_text_are_refused_with_variable() -> None:
     assert placeholders.find_misplaced("--o={checkpoint_dir}").endswith('write "${ORCH_CHECKPOINT_DIR}"')
     assert placeholders.find_misplaced("${attempt}{a,b}$ORCH_ATTEMPT") == ""
     assert placeholders.find_misplaced("$ORCH_CHECKPOINT").endswith("did you mean $ORCH_CHECKPOINT_DIR?")
 
 
 @pytest.mark.parametrize("word", ["print(f'{attempt}')", "{print $1} {attempt}", "x={};{job_dir}"])
-def test_braces_of_a_program_within_shell_text_are_its_own(word: str) -> None:
+def test_braces_of_program_inside_shell_text_are_kept(word: str) -> None:
     assert placeholders.find_misplaced(word) == ""
 
 
-def test_an_environment_has_the_values_of_an_attempt() -> None:
+def test_environment_has_values_of_attempt() -> None:
     env = {"ORCH_CHECKPOINT_DIR": "/j/checkpoints", "ORCH_RESUME_FROM": "", "ORCH_ATTEMPT": "2", "A": "b"}
     values = placeholders.values_from_environment(env)
     text = "{checkpoint_dir} {job_dir}/x {attempt} {resume_from}$ORCH_ATTEMPT $A ${checkpoint_dir} {path}"

@@ -14,7 +14,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core import observations
 from orchestrator.core.checkpoints.checkpoint import CheckpointState
-from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import reports
 from orchestrator.journal import facts_file, journal_file
@@ -45,7 +45,7 @@ TALE: tuple[News, ...] = (
     jobs.submitted(14.0)[0],
     e.SupervisorStarted(14.1, 9),
     e.ResumeRequested(14.2, 1, 1),  # tells of the attempt that is filed by now
-    jobs.again(3, 14.3, Checkpoint(jobs.CKPT, 20, 1)),
+    jobs.again(3, 14.3, ResumePoint(jobs.CKPT, 20, 1)),
     *jobs.running(3, 14.4, 2),
 )
 
@@ -64,7 +64,8 @@ def _write(job: JobDir, news: tuple[News, ...], kept_after: int) -> Record:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kept_after", range(1, len(TALE) + 1))
-def test_wherever_it_was_written_down_it_comes_to_the_same(tmp_path: Path, kept_after: int) -> None:
+def test_facts_are_the_same_from_any_snapshot_point(tmp_path: Path, kept_after: int) -> None:
+    """Wherever the facts were written down, reading gives the same."""
     job = JobDir(tmp_path)
     record = _write(job, TALE, kept_after)
     assert facts_file._read_facts(job) is not None and facts_file.read(job) == record
@@ -72,7 +73,7 @@ def test_wherever_it_was_written_down_it_comes_to_the_same(tmp_path: Path, kept_
     assert facts_file.read(job) == record
 
 
-def test_what_comes_before_is_not_read_again(tmp_path: Path) -> None:
+def test_journal_before_snapshot_is_not_read_again(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
     _write(job, TALE, len(TALE) - 3)
     text = job.journal.read_text()
@@ -84,7 +85,8 @@ def test_what_comes_before_is_not_read_again(tmp_path: Path) -> None:
     assert caught.value.where == f"{job.journal}:{len(TALE)}"
 
 
-def test_news_that_cannot_have_come_are_damage(tmp_path: Path) -> None:
+def test_impossible_events_are_damage(tmp_path: Path) -> None:
+    """Events that cannot have happened are damage."""
     job = JobDir(tmp_path)
     log = Journal(job.journal, "machine", 0)
     for news in TALE[1:]:
@@ -111,7 +113,8 @@ def _torn(job: JobDir) -> None:
 
 
 @pytest.mark.parametrize("harm", [_cut_journal, _other_journal, _other_version, _torn])
-def test_one_that_does_not_fit_is_passed_over(tmp_path: Path, harm: Callable[[JobDir], None]) -> None:
+def test_unsuitable_snapshot_is_ignored(tmp_path: Path, harm: Callable[[JobDir], None]) -> None:
+    """A snapshot that does not fit is ignored."""
     job, whole = JobDir(tmp_path), JobDir(tmp_path / "whole")
     whole.root.mkdir()
     _write(job, TALE[:12], 10)
@@ -124,9 +127,10 @@ def test_one_that_does_not_fit_is_passed_over(tmp_path: Path, harm: Callable[[Jo
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(at=st.integers(0, 10_000), put=st.binary(max_size=3), gone=st.integers(0, 40))
-def test_whatever_befalls_its_bytes_the_journal_tells_the_same(
+def test_damaged_snapshot_still_gives_journal_result(
     tmp_path_factory: pytest.TempPathFactory, at: int, put: bytes, gone: int
 ) -> None:
+    """The journal gives the same result, however the snapshot is damaged."""
     job = JobDir(tmp_path_factory.mktemp("job"))
     record = _write(job, TALE[:14], 10)
     data = job.facts.read_bytes()
@@ -135,7 +139,8 @@ def test_whatever_befalls_its_bytes_the_journal_tells_the_same(
     assert facts_file.read(job) == record
 
 
-def test_a_few_kinds_of_news_are_found_among_all(tmp_path: Path) -> None:
+def test_selected_event_kinds_are_found(tmp_path: Path) -> None:
+    """A few kinds of events are found among all."""
     job = JobDir(tmp_path)
     assert list(read_kinds(job.journal, d.Launch)) == []
     _write(job, TALE, 1)

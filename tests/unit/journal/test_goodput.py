@@ -9,7 +9,7 @@ import pytest
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
-from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.wire import reports
 from orchestrator.journal import goodput
 from orchestrator.journal.goodput import Goodput, Loss
@@ -17,7 +17,7 @@ from tests.support import jobs
 
 RANKS = 4
 CRASH = Loss(1, "crash", "node-0")
-SAVE = Checkpoint(jobs.CKPT, 20, 1)
+SAVE = ResumePoint(jobs.CKPT, 20, 1)
 RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 20)]
 
 
@@ -37,7 +37,8 @@ def _course(of: Goodput, rank: int = 0) -> list[tuple[str, float, float]]:
     ]
 
 
-def test_a_crash_is_paid_by_steps_made_again_its_detection_and_the_way_back() -> None:
+def test_crash_costs_repeated_steps_detection_and_recovery() -> None:
+    """A crash costs repeated steps, its detection and the way back."""
     found = _account(jobs.crashed_once(), until_s=20.0)
     first, again = 4.0, 10.1
     lost = first + (5.5 - first) * 20 / 23
@@ -56,11 +57,12 @@ def test_a_crash_is_paid_by_steps_made_again_its_detection_and_the_way_back() ->
     assert sum(found.rank_seconds().values()) == pytest.approx(RANKS * 20.0)
 
 
-def test_time_before_the_supervisor_began_is_time_in_the_queue() -> None:
+def test_time_before_supervisor_is_queue_time() -> None:
     assert _course(_account(RUNNING, until_s=9.0, submitted_s=-100.0))[0] == ("queued", -100.0, 0.1)
 
 
-def test_an_attempt_that_begins_from_an_older_save_takes_the_steps_of_all_after_it() -> None:
+def test_start_from_older_checkpoint_takes_later_steps() -> None:
+    """An attempt that starts from an older checkpoint takes the steps of all attempts after it."""
     older = [
         *jobs.crashed_once(),
         *jobs.crash(2, 12.0, 5, 25),
@@ -71,7 +73,7 @@ def test_an_attempt_that_begins_from_an_older_save_takes_the_steps_of_all_after_
     assert {kind for kind, _, end_s in _course(spent) if end_s <= 12.0} == {"queued", "startup", "wasted", "detecting", "recovering"}  # fmt: skip
 
 
-def test_the_time_between_a_job_s_end_and_its_resume_is_none_of_its_own() -> None:
+def test_time_between_end_and_resume_does_not_count() -> None:
     ended = jobs.end(1, 9.0, d.JobEnd.SUCCEEDED, "every rank exited with code 0")
     news = [*RUNNING, d.Finish(8.0, "done", 1), ended, e.ResumeRequested(100.0, 1), jobs.again(2, 101.0, SAVE), *jobs.running(2, 101.1, 5)]  # fmt: skip
     assert _course(_account(news, until_s=110.0))[2:] == [
@@ -83,7 +85,7 @@ def test_the_time_between_a_job_s_end_and_its_resume_is_none_of_its_own() -> Non
     ]
 
 
-def test_a_failure_after_a_resume_is_recovered_from_as_any_other() -> None:
+def test_failure_after_resume_is_recovered_like_others() -> None:
     ended = [d.Finish(8.0, "done", 1), jobs.end(1, 9.0, d.JobEnd.FAILED, "done")]
     lost = d.Verdict(
         d.VerdictKind.NODE_LOST,
@@ -97,20 +99,19 @@ def test_a_failure_after_a_resume_is_recovered_from_as_any_other() -> None:
         True,
     )
     resumed = [e.ResumeRequested(100.0, 1), jobs.again(2, 101.0, SAVE), d.Judge(105.0, "gone", 2, lost)]
-    found = _account(
-        [*RUNNING, *ended, *resumed, jobs.again(3, 106.0, SAVE), *jobs.running(3, 107.0, 5)], 120.0
-    )
+    found = _account([*RUNNING, *ended, *resumed, jobs.again(3, 106.0, SAVE), *jobs.running(3, 107.0, 5)], 120.0)
     assert ("recovering", 105.0, 106.0) in _course(found)
     assert found.losses() == {Loss(2, "node_lost", "node-1"): pytest.approx(RANKS * (110.0 - 101.0))}
 
 
-def test_a_job_without_a_step_has_no_goodput_also_when_it_ended_well() -> None:
+def test_job_without_steps_has_no_goodput() -> None:
     news = [*jobs.submitted(), *jobs.running(1, 1.0), d.Finish(60.0, "every rank exited with code 0", 1)]
     found = _account(news)
     assert (_course(found)[1:], found.ratio) == ([("startup", 0.1, 60.0)], None)
 
 
-def test_the_time_after_the_last_rank_has_ended_well_is_no_time_of_steps() -> None:
+def test_time_after_last_rank_ended_is_not_stepping() -> None:
+    """The time after the last rank has ended well is not time of steps."""
     exits = [
         e.FromNode(10.0 + rank, f"node-{rank // 2}", reports.Exited(1, rank, 0, None, 20, None, False, False))
         for rank in range(RANKS)
@@ -124,7 +125,7 @@ def test_the_time_after_the_last_rank_has_ended_well_is_no_time_of_steps() -> No
     assert _course(_account(done))[-2:] == [("productive", 4.0, 13.0), ("stopping", 13.0, 60.0)]
 
 
-def test_a_hang_that_a_person_ended_is_booked_as_the_hang_that_was_noticed() -> None:
+def test_hang_ended_by_user_is_charged_as_hang() -> None:
     hang = d.Verdict(
         d.VerdictKind.HANG,
         (2,),
@@ -142,26 +143,24 @@ def test_a_hang_that_a_person_ended_is_booked_as_the_hang_that_was_noticed() -> 
     assert ("detecting", 6.0, 40.0) in _course(found)
     assert list(found.losses()) == [Loss(1, "hang", "node-1")]
     withdrawn = d.Notice(35.0, "the job makes progress again", 1, d.NoticeTopic.HANG, withdrawn=True)
-    found = _account(
-        [*RUNNING, noticed, withdrawn, asked, jobs.again(2, 41.0, SAVE), *jobs.running(2, 41.1, 5)]
-    )
+    found = _account([*RUNNING, noticed, withdrawn, asked, jobs.again(2, 41.0, SAVE), *jobs.running(2, 41.1, 5)])
     assert list(found.losses()) == [Loss(1, "restart", "")]
 
 
-def test_a_window_cuts_spans_and_what_failures_cost() -> None:
+def test_window_cuts_spans_and_failure_costs() -> None:
     found = _account(jobs.crashed_once(), until_s=20.0)
     later = found.since(jobs.BEGAN_S + 6.0)
     assert sum(later.rank_seconds().values()) == pytest.approx(RANKS * 14.0)
     assert later.losses() == {CRASH: pytest.approx(RANKS * (10.1 - 6.0))}
 
 
-def test_ranks_that_did_the_same_are_kept_together() -> None:
+def test_ranks_with_same_activity_share_a_span() -> None:
     record = jobs.record(jobs.entries(jobs.crashed_once()))
     together = goodput.from_record(record)
     assert {span.ranks for span in together.spans} == {RANKS}
 
 
-def test_a_machine_that_sleeps_counts_as_what_it_did_before() -> None:
+def test_sleeping_machine_counts_as_its_last_activity() -> None:
     """The job clock may stand still while a submit machine sleeps, and its hosts train on."""
     entries = jobs.entries(jobs.crashed_once())
     awake = goodput.from_record(jobs.record(entries)).rank_seconds()
@@ -172,7 +171,7 @@ def test_a_machine_that_sleeps_counts_as_what_it_did_before() -> None:
     assert sum(asleep.values()) - sum(awake.values()) == pytest.approx(RANKS * 3600.0)
 
 
-def test_a_clock_that_was_set_back_takes_no_time_away() -> None:
+def test_clock_set_back_removes_no_time() -> None:
     entries = jobs.entries(jobs.crashed_once())
     right = goodput.from_record(jobs.record(entries))
     for entry in entries[-10:]:
@@ -180,7 +179,7 @@ def test_a_clock_that_was_set_back_takes_no_time_away() -> None:
     assert goodput.from_record(jobs.record(entries)) == right
 
 
-def test_the_time_of_a_spare_is_on_top() -> None:
+def test_spare_time_is_extra() -> None:
     spans = [goodput.Span(0, 1, kind, 0.0, 10.0, ranks) for kind, ranks in (
         (goodput.TimeKind.PRODUCTIVE, 3), (goodput.TimeKind.STARTUP, 1), (goodput.TimeKind.IDLE, 4))]  # fmt: skip
     assert Goodput(tuple(spans)).ratio == 0.75

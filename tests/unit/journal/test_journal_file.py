@@ -12,7 +12,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core import observations
-from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.wire import reports
 from orchestrator.core.wire.reports import RankHeartbeat, SignTimes
 from orchestrator.journal.journal_file import ClockStamp, JobClock, Journal, read
@@ -23,7 +23,7 @@ from tests.support.frames import frame
 NEWS: tuple[News, ...] = (
     e.SupervisorStarted(0.0, 1),
     e.FromNode(1.0, "node-0", reports.Prepared(1, "127.0.0.1", 20_000, ())),
-    d.BeginAttempt(2.0, "submitted", 1, Checkpoint("/a", None)),
+    d.BeginAttempt(2.0, "submitted", 1, ResumePoint("/a", None)),
     e.FromNode(
         3.0,
         "node-0",
@@ -37,7 +37,7 @@ NEWS: tuple[News, ...] = (
 )
 
 
-def test_what_was_written_is_read_in_order_across_writers(tmp_path: Path) -> None:
+def test_entries_are_read_in_order_across_writers(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     assert list(read(path)) == []
     first = Journal(path, "machine", 0)
@@ -57,7 +57,7 @@ def test_what_was_written_is_read_in_order_across_writers(tmp_path: Path) -> Non
     assert {entry.machine for entry in entries} == {"machine"}
 
 
-def test_news_waits_for_room_on_the_disk_in_order(disk: FakeDisk, tmp_path: Path) -> None:
+def test_events_wait_for_disk_space_in_order(disk: FakeDisk, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path, "machine", 0)
     journal.write(NEWS[0])
@@ -79,9 +79,7 @@ def test_news_waits_for_room_on_the_disk_in_order(disk: FakeDisk, tmp_path: Path
     [(1, r".*\n", ""), (2, r".*\n", ""), (2, "Prepared", "Unheard"), (2, '"n":2', '"n":"2"'), (2, ".*", "{"),
      (2, '"format":[0-9]+', '"format":1')],
 )  # fmt: skip
-def test_a_line_that_is_missing_or_damaged_is_named(
-    tmp_path: Path, number: int, before: str, after: str
-) -> None:
+def test_missing_or_damaged_line_is_named(tmp_path: Path, number: int, before: str, after: str) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path, "machine", 0)
     for news in NEWS:
@@ -96,11 +94,12 @@ def test_a_line_that_is_missing_or_damaged_is_named(
     assert ("version" in caught.value.what) == ("format" in before)
 
 
-def test_the_clock_of_a_new_job_starts_at_nothing() -> None:
+def test_clock_of_new_job_starts_at_zero() -> None:
     assert 0.0 <= JobClock("machine", None).now_s() < 5.0
 
 
-def test_within_a_boot_the_monotonic_clock_bridges_the_gap_and_across_boots_the_wall_clock() -> None:
+def test_gap_uses_monotonic_clock_within_boot_else_wall() -> None:
+    """Within a boot the monotonic clock bridges the gap, and across boots the wall clock."""
     latest = ClockStamp(100.0, time.time() - 500, time.monotonic() - 50, "machine")
     assert 150.0 <= JobClock("machine", latest).now_s() < 160.0
     assert 600.0 <= JobClock("another boot", latest).now_s() < 610.0

@@ -38,7 +38,7 @@ def _written(job: JobDir) -> list[str]:
     return [type(journal_file.content(entry.news)).__name__ for entry in journal_file.read(job.journal)]
 
 
-def test_a_report_is_acknowledged_once_it_is_on_disk(job: JobDir) -> None:
+def test_report_is_acknowledged_once_on_disk(job: JobDir) -> None:
     memory = _begun(job)
     memory.learn_reliable([e.AgentDisconnected(1.0, "node-0")], "boot", 7)
     assert memory.has_report("boot", 7) and memory.acked_seq("boot") == 0
@@ -47,7 +47,8 @@ def test_a_report_is_acknowledged_once_it_is_on_disk(job: JobDir) -> None:
     assert JournaledBrain(job, "machine").acked_seq("boot") == 7, "and it is still known after a crash"
 
 
-def test_what_is_received_is_known_of_the_agent_that_sent_it_whoever_it_tells_of(job: JobDir) -> None:
+def test_acknowledgement_belongs_to_sending_agent(job: JobDir) -> None:
+    """A report is acknowledged for the agent that sent it, whichever node it is about."""
     memory = _begun(job)
     memory.learn_reliable([e.AgentDisconnected(1.0, "node-1")], "boot-of-node-1", 3)
     memory.learn_reliable([e.CheckpointChanged(2.0, saved(1))], "boot-of-node-0", 7)
@@ -56,9 +57,10 @@ def test_what_is_received_is_known_of_the_agent_that_sent_it_whoever_it_tells_of
         assert (known.acked_seq("boot-of-node-0"), known.acked_seq("boot-of-node-1")) == (7, 3)
 
 
-def test_steps_and_numbers_do_not_make_the_journal_longer_and_are_known_to_the_next_supervisor(
+def test_steps_do_not_grow_the_journal(
     job: JobDir,
 ) -> None:
+    """Steps and numbers do not make the journal longer and are known to the next supervisor."""
     memory = _begun(job)
     for news in [d.BeginAttempt(0.1, "submitted", 1, None), *jobs.running(1, 1.0)]:
         memory.learn(news)
@@ -84,9 +86,7 @@ def test_steps_and_numbers_do_not_make_the_journal_longer_and_are_known_to_the_n
     )
 
 
-def test_what_is_decided_while_the_disk_is_full_is_returned_once_it_is_on_disk(
-    disk: FakeDisk, job: JobDir
-) -> None:
+def test_decisions_on_full_disk_are_returned_once_written(disk: FakeDisk, job: JobDir) -> None:
     memory = _begun(job)
     memory.sync()
     disk.late, disk.room_bytes = True, 0
@@ -98,7 +98,7 @@ def test_what_is_decided_while_the_disk_is_full_is_returned_once_it_is_on_disk(
     assert decisions[0] not in memory.decide()[0]
 
 
-def test_a_requeue_that_was_decided_is_known_to_the_next_supervisor_until_there_is_another_allocation(
+def test_decided_requeue_is_known_until_next_allocation(
     job: JobDir,
 ) -> None:
     memory = _begun(job)

@@ -28,7 +28,7 @@ def _unpacked(old: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("old", OLD, ids=lambda path: f"{path.parent.name}-{path.name.partition('.')[0]}")
-def test_an_old_journal_comes_to_what_it_came_to(old: Path, tmp_path: Path) -> None:
+def test_old_journal_gives_the_same_facts(old: Path, tmp_path: Path) -> None:
     record = jobs.record(journal_file.read(_unpacked(old, tmp_path)))
     now = jobs.moment(record.facts.last_event_at)
     found = {
@@ -42,23 +42,21 @@ def test_an_old_journal_comes_to_what_it_came_to(old: Path, tmp_path: Path) -> N
 
 def test_the_old_journals_hold_every_kind_that_changed() -> None:
     texts = [gzip.decompress(old.read_bytes()).decode() for old in OLD]
-    missing = {
-        kind for kind in old_formats.CHANGED_3 if not any(f'"kind":"{kind}"' in text for text in texts)
-    }
+    missing = {kind for kind in old_formats.CHANGED_3 if not any(f'"kind":"{kind}"' in text for text in texts)}
     assert not missing
 
 
-def test_one_kind_of_an_old_journal_is_read_alone(tmp_path: Path) -> None:
+def test_one_kind_of_old_journal_is_readable(tmp_path: Path) -> None:
+    """One kind of event of an old journal can be read alone."""
     path = _unpacked(OLD[0], tmp_path)
     found = list(journal_file.read_kinds(path, d.Judge, reports.Exited))
     wanted = [entry.news for entry in journal_file.read(path)]
-    assert found == [
-        one for one in wanted if isinstance(journal_file.content(one), (d.Judge, reports.Exited))
-    ]
+    assert found == [one for one in wanted if isinstance(journal_file.content(one), (d.Judge, reports.Exited))]
     assert found
 
 
-def test_a_journal_older_than_all_that_can_be_read_is_refused(tmp_path: Path) -> None:
+def test_journal_of_unreadable_age_is_refused(tmp_path: Path) -> None:
+    """A journal that is older than every readable format is refused."""
     path = _unpacked(OLD[0], tmp_path)
     path.write_text(path.read_text().replace('"format":3', f'"format":{old_formats.OLDEST - 1}', 1))
     with pytest.raises(JournalError, match="another version of orch"):

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from orchestrator.programs import mcp_server
 
 
-def test_an_argument_of_an_unknown_name_is_an_error() -> None:
+def test_unknown_argument_is_an_error() -> None:
     for action, about in mcp_server.TOOLS.items():
         tool = mcp_server._make_tool(action, *about)
         assert tool.parameters["additionalProperties"] is False

@@ -16,14 +16,13 @@ from orchestrator.programs.metrics import make_registry
 from tests.support import folders, jobs
 
 
-def test_gpus_are_held_by_jobs_that_go_on_and_the_rest_of_what_a_check_saw_is_free(tmp_path: Path) -> None:
+def test_running_jobs_hold_gpus_and_rest_free(tmp_path: Path) -> None:
+    """GPUs are held by running jobs, and the rest of what a check saw is free."""
     job = folders.make(tmp_path, [*jobs.submitted(), *jobs.running(1, 1.0, 7)])
     folders.succeeded(tmp_path)
     plan = codec.loads(Plan, job.plan.read_bytes())
     hosts = [node.host for node in plan.nodes]
-    job.plan.write_text(
-        codec.dumps(replace(plan, nodes=tuple(replace(node, gpus=(0, 1)) for node in plan.nodes)))
-    )
+    job.plan.write_text(codec.dumps(replace(plan, nodes=tuple(replace(node, gpus=(0, 1)) for node in plan.nodes))))
     for host, fault, gpus in (
         (hosts[0], "", 8),
         ("spare", "", 4),
@@ -38,9 +37,7 @@ def test_gpus_are_held_by_jobs_that_go_on_and_the_rest_of_what_a_check_saw_is_fr
     text = prometheus_client.generate_latest(make_registry(tmp_path)).decode()
     assert f'orch_job_state{{job_id="{waiting.id}",state="QUEUED"}} 1.0' in text
     assert "orch_unreadable_jobs 0.0" in text
-    shown = [
-        line.removeprefix("orch_host_gpus") for line in text.splitlines() if line.startswith("orch_host_gpus")
-    ]
+    shown = [line.removeprefix("orch_host_gpus") for line in text.splitlines() if line.startswith("orch_host_gpus")]
     held = {host: 2.0 * hosts.count(host) for host in hosts}
     assert shown == [
         *(f'{{host="{host}",state="held"}} {gpus}' for host, gpus in held.items()),

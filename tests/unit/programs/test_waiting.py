@@ -22,15 +22,13 @@ RUNNING = jobs.status([*jobs.submitted(), *jobs.running(1, 1.0, 7)])
     ("backend", "silent_s", "kind"),
     [("local", 200.0, None), ("local", 400.0, NeedKind.SUPERVISOR), ("ssh", 400.0, NeedKind.SUPERVISOR), ("slurm", 400.0, None)],
 )  # fmt: skip
-def test_a_supervisor_that_is_silent_on_another_machine_needs_a_person(
-    backend: str, silent_s: float, kind: NeedKind | None
-) -> None:
+def test_silent_remote_supervisor_needs_a_person(backend: str, silent_s: float, kind: NeedKind | None) -> None:
     """Slurm starts one again by itself, and one of this machine is started by the wait."""
     need = waiting.find_need(replace(RUNNING, backend=backend, written_s=silent_s))
     assert (need.kind if need else None) == kind
 
 
-def test_what_contradicts_the_end_of_a_job_is_told(tmp_path: Path) -> None:
+def test_contradiction_of_job_end_is_reported(tmp_path: Path) -> None:
     said = "every rank exited with code 0, and no step was made"
     news = [*jobs.submitted(), *jobs.running(1, 1.0, 0), d.Notice(2.0, said, 1, d.NoticeTopic.END)]
     news += [d.Finish(2.0, "done", 1), jobs.end(1, 3.0, d.JobEnd.SUCCEEDED, "every rank exited with code 0")]
@@ -40,7 +38,8 @@ def test_what_contradicts_the_end_of_a_job_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [d.JobEnd.CANCELLED, d.JobEnd.FAILED])
-def test_a_crash_that_the_job_survived_is_not_to_blame_for_its_end(tmp_path: Path, how: d.JobEnd) -> None:
+def test_survived_crash_is_not_blamed_for_end(tmp_path: Path, how: d.JobEnd) -> None:
+    """A crash that the job survived is not to blame for its end."""
     news = [
         *jobs.crashed_once(),
         *jobs.running(2, 10.0, 1),

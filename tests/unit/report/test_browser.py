@@ -94,7 +94,9 @@ def test_the_dark_page_is_dark(opened: Any) -> None:
 
 def test_the_keyboard_zooms_all_plots_and_comes_back(opened: Any) -> None:
     shown = opened()
-    widths = "[...document.querySelectorAll('.canvas')].map(one => Math.round(one.offsetWidth / one.parentNode.clientWidth))"
+    widths = (
+        "[...document.querySelectorAll('.canvas')].map(one => Math.round(one.offsetWidth / one.parentNode.clientWidth))"
+    )
     shown.focus(".scroll")
     for _ in range(2):
         shown.keyboard.press("+")
@@ -115,7 +117,7 @@ def test_every_fold_opens_by_keyboard(opened: Any) -> None:
     assert shown.evaluate("document.querySelectorAll('details[open]').length") == count + 1
 
 
-def test_the_page_is_whole_without_script_and_prints(opened: Any, tmp_path: Path) -> None:
+def test_page_is_complete_without_script_and_prints(opened: Any, tmp_path: Path) -> None:
     shown = opened(java_script_enabled=False)
     assert shown.locator(".canvas svg").count() > 3
     assert not shown.locator(".tools").first.is_visible()
@@ -123,7 +125,7 @@ def test_the_page_is_whole_without_script_and_prints(opened: Any, tmp_path: Path
     assert (tmp_path / "page.pdf").stat().st_size > 10_000
 
 
-def test_hostile_lines_stay_text(opened: Any) -> None:
+def test_hostile_lines_stay_plain_text(opened: Any) -> None:
     shown = opened()
     assert shown.locator("script").count() == 1
     assert shown.locator("img").count() == 0

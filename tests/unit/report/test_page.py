@@ -48,7 +48,8 @@ def measure(job: JobDir, ranks: int, seconds: int, apart_s: int = 60) -> None:
         writer.add(Measurement(jobs.BEGAN_S + at, 1, of))
 
 
-def test_the_page_tells_what_happened_and_what_to_do_before_all_else(failed: JobDir) -> None:
+def test_page_starts_with_outcome_and_action(failed: JobDir) -> None:
+    """The page shows what happened and what to do before everything else."""
     text = page.page(Job(failed))
     order = [
         text.index(part)
@@ -63,7 +64,7 @@ def test_the_page_tells_what_happened_and_what_to_do_before_all_else(failed: Job
     assert order == sorted(order)
 
 
-def test_what_a_job_printed_stays_text_and_its_secrets_are_hidden(failed: JobDir) -> None:
+def test_job_output_stays_text_with_secrets_hidden(failed: JobDir) -> None:
     text = page.page(Job(failed))
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     assert "<script>alert" not in text
@@ -72,9 +73,10 @@ def test_what_a_job_printed_stays_text_and_its_secrets_are_hidden(failed: JobDir
     assert folders.SECRET not in text
 
 
-def test_each_variable_of_the_ranks_is_shown_with_who_set_it_and_why_those_that_nodes_share_once(
+def test_rank_variables_have_origin_and_reason(
     failed: JobDir,
 ) -> None:
+    """Each variable of the ranks is shown with its origin and reason; those that nodes share once."""
     same, other = (
         Setting("A", "<b> (1)", SetBy.YOU, "job.yaml:3"),
         Setting("B", None, SetBy.LATER, "by (the) port"),
@@ -85,28 +87,25 @@ def test_each_variable_of_the_ranks_is_shown_with_who_set_it_and_why_those_that_
     text = page.page(Job(failed))
     row = text[text.index("2 environment variables of the ranks") :]
     assert row.count('&lt;b&gt; (1)</code></td><td>you</td><td class="long">job.yaml:3</td>') == 1
-    assert (
-        'not set</code></td><td>orch, at the start</td><td class="long">by (the) port <span class="dim">on n0'
-        in row
-    )
+    assert 'not set</code></td><td>orch, at the start</td><td class="long">by (the) port <span class="dim">on n0' in row
 
 
-def test_the_page_needs_nothing_from_elsewhere(failed: JobDir) -> None:
+def test_page_needs_no_external_files(failed: JobDir) -> None:
+    """The page needs nothing from elsewhere."""
     measure(failed, 4, 600)
     text = page.page(Job(failed))
-    assert re.findall(r"<[^>]+ (?:src|href)=[^>]*>|url\(|@import", text) == [
-        '<link rel="icon" href="data:,">'
-    ]
+    assert re.findall(r"<[^>]+ (?:src|href)=[^>]*>|url\(|@import", text) == ['<link rel="icon" href="data:,">']
     assert "default-src 'none'" in text
 
 
-def test_a_job_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
+def test_job_that_just_began_has_a_page(tmp_path: Path) -> None:
     job = folders.make(tmp_path, jobs.submitted())
     assert job.id in page.page(Job(job))
 
 
 @pytest.mark.slow
-def test_curves_of_many_ranks_and_days_make_a_page_of_few_bytes(tmp_path: Path) -> None:
+def test_curves_of_many_ranks_make_a_small_page(tmp_path: Path) -> None:
+    """Curves of many ranks and days make a page of few bytes."""
     days_s = 3 * 86_400
     news = [*jobs.submitted(), *jobs.running(1, 1.0, 7), *jobs.crash(1, days_s, 8, 8)]
     job = folders.make(tmp_path, [*news, jobs.end(1, days_s + 1.0, d.JobEnd.FAILED, "crash: rank 1")])

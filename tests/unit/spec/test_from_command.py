@@ -72,10 +72,8 @@ done
 """  # noqa: W291
 
 
-@pytest.mark.parametrize(
-    "command", ["run.sbatch", "sbatch run.sbatch", "sbatch -N 3 --qos high run.sbatch a 'b c'"]
-)
-def test_an_sbatch_script_is_its_header_as_fields_and_its_body_as_it_is(tmp_path: Path, command: str) -> None:
+@pytest.mark.parametrize("command", ["run.sbatch", "sbatch run.sbatch", "sbatch -N 3 --qos high run.sbatch a 'b c'"])
+def test_sbatch_script_becomes_fields_and_unchanged_body(tmp_path: Path, command: str) -> None:
     (tmp_path / "run.sbatch").write_text(SCRIPT)
     spec, text, notes = made(tmp_path, command)
     assert (spec.name, spec.backend, spec.gpus_per_node, spec.slurm.cpus_per_task) == ("run", "slurm", 4, 12)
@@ -91,7 +89,7 @@ def test_an_sbatch_script_is_its_header_as_fields_and_its_body_as_it_is(tmp_path
         assert word in notes
 
 
-def test_a_header_without_gpus_or_tasks_is_one_rank_a_node(tmp_path: Path) -> None:
+def test_header_without_tasks_is_one_rank_per_node(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("#SBATCH -N 2\nsrun python train.py\n")
     assert made(tmp_path, "sbatch run.sh")[0].procs_per_node == 1
 
@@ -108,14 +106,15 @@ def test_a_header_without_gpus_or_tasks_is_one_rank_a_node(tmp_path: Path) -> No
         ("tune run x\n", ""),
     ],
 )
-def test_a_script_that_starts_no_launcher_is_noticed(tmp_path: Path, body: str, line: str) -> None:
+def test_script_without_launcher_is_noticed(tmp_path: Path, body: str, line: str) -> None:
     for name, header in (("run.sh", ""), ("run.sbatch", "#!/bin/bash\n#SBATCH -N 1\n")):
         (tmp_path / name).write_text(header + body)
         notes = made(tmp_path, name)[2]
         assert ("starts a launcher that orch knows" in notes) == bool(line) and line in notes
 
 
-def test_ranks_that_a_launcher_counts_win_over_its_one_task(tmp_path: Path) -> None:
+def test_launcher_rank_count_overrides_one_task(tmp_path: Path) -> None:
+    """Ranks that a launcher counts win over its one task."""
     script = tmp_path / "run.sh"
     head = "#SBATCH -N 2 --ntasks-per-node=1 -c 8\nset -e\n"
     script.write_text(head + "srun torchrun --nnodes=$N --nproc-per-node=4 train.py\n")
@@ -127,12 +126,11 @@ def test_ranks_that_a_launcher_counts_win_over_its_one_task(tmp_path: Path) -> N
     assert made(tmp_path, "sbatch run.sh")[0].procs_per_node == 1
     script.write_text("#SBATCH --gpus-per-node=2\nset -e\ntorchrun --nproc-per-node=4 train.py\n")
     spec, _, notes = made(tmp_path, "sbatch run.sh")
-    assert (
-        spec.gpus_per_node == 2 and "--nproc-per-node=4 and --gpus-per-node=2: orch starts one rank" in notes
-    )
+    assert spec.gpus_per_node == 2 and "--nproc-per-node=4 and --gpus-per-node=2: orch starts one rank" in notes
 
 
-def test_one_task_whose_script_starts_a_launcher_says_nothing_of_ranks(tmp_path: Path) -> None:
+def test_one_task_with_launcher_says_nothing_of_ranks(tmp_path: Path) -> None:
+    """One task whose script starts a launcher says nothing of the number of ranks."""
     line = "srun -l --ntasks-per-node=1 node.sh"
     (tmp_path / "run.sh").write_text(f"#SBATCH --gpus-per-node=2\n{line}\n")
     for command in ("sbatch run.sh", line.replace("-l", "--gpus-per-node=2")):
@@ -145,7 +143,8 @@ def test_one_task_whose_script_starts_a_launcher_says_nothing_of_ranks(tmp_path:
         assert (spec.nodes, spec.gpus_per_node, spec.procs_per_node) == (2, None, 4)
 
 
-def test_requeues_become_a_field_and_no_note_names_another(tmp_path: Path) -> None:
+def test_requeue_becomes_field_without_extra_note(tmp_path: Path) -> None:
+    """Requeues become a field, and no note names another."""
     script = tmp_path / "run.sh"
     script.write_text("#SBATCH --mail-type=END\ntrap 'touch x' USR1\nsrun x\n")
     spec, text, notes = made(tmp_path, "sbatch run.sh")
@@ -165,9 +164,7 @@ wait
 
 
 @pytest.mark.parametrize("chdir", ["", "--chdir=src "])
-def test_a_line_is_meant_for_the_current_folder_wherever_its_job_file_lies(
-    tmp_path: Path, chdir: str
-) -> None:
+def test_line_means_current_folder_wherever_job_file_is(tmp_path: Path, chdir: str) -> None:
     (tmp_path / "code" / "src").mkdir(parents=True)
     (tmp_path / "jobs").mkdir()
     made = from_command.convert_command(f"srun {chdir}python train.py", tmp_path / "code", tmp_path / "jobs")
@@ -192,7 +189,8 @@ def test_a_line_is_meant_for_the_current_folder_wherever_its_job_file_lies(
         ("accelerate launch --num_machines 3 --num_processes 8 t.py", "cannot be divided equally"),
     ],
 )  # fmt: skip
-def test_another_command_says_what_is_wrong(tmp_path: Path, command: str, fault: str) -> None:
+def test_other_command_reports_the_mistake(tmp_path: Path, command: str, fault: str) -> None:
+    """Another command is refused with what is wrong."""
     (tmp_path / "run.py").write_text("#!/usr/bin/env python\n")
     (tmp_path / "loop.sh").write_text(LOOP)
     (tmp_path / "array.sh").write_text("#!/bin/bash\n#SBATCH -a 1-2\nsrun x\n")
@@ -212,9 +210,7 @@ def test_another_command_says_what_is_wrong(tmp_path: Path, command: str, fault:
         ("rsync -e ssh a:data .\ntorchrun train.py\n", False),
     ],
 )
-def test_a_script_that_reaches_other_hosts_itself_is_refused(
-    tmp_path: Path, body: str, is_remote: bool
-) -> None:
+def test_script_connecting_to_hosts_itself_is_refused(tmp_path: Path, body: str, is_remote: bool) -> None:
     (tmp_path / "run.sh").write_text(body)
     if not is_remote:
         assert made(tmp_path, "bash run.sh")[0].launch

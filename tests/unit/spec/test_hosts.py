@@ -37,26 +37,25 @@ def _names(file: SpecFile) -> list[str]:
         ("fe80::1%eth0", ["fe80::1%eth0"]),
     ],
 )
-def test_a_text_stands_for_its_hosts(text: str, names: list[str]) -> None:
+def test_text_expands_to_its_hosts(text: str, names: list[str]) -> None:
     assert expand_range(text) == names
 
 
-@pytest.mark.parametrize(
-    "text", ["n[3-1]", "n[1-]", "n[]", "n[a]", "n]1[", "-n", "..", "a" * 300, "n[1-2]/[3-4]", ""]
-)
-def test_a_text_that_is_no_host_is_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["n[3-1]", "n[1-]", "n[]", "n[a]", "n]1[", "-n", "..", "a" * 300, "n[1-2]/[3-4]", ""])
+def test_text_that_is_no_host_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"not a range of hosts|not the name of a host"):
         expand_range(text)
 
 
 @pytest.mark.parametrize("text", ["n[1-9999999999]", "n[0-999]m[0-999]", "n[0-5000]", f"n[1-{'9' * 5000}]"])
-def test_a_range_without_end_is_refused_before_it_is_listed(text: str) -> None:
+def test_endless_range_is_refused_before_expansion(text: str) -> None:
+    """A range without end is refused before it is expanded."""
     with pytest.raises(ValueError, match=f"more than {HOSTS_MAX} hosts"):
         expand_range(text)
 
 
 @pytest.mark.slow
-def test_many_ranges_are_refused_before_all_of_them_are_listed(tmp_path: Path) -> None:
+def test_many_ranges_are_refused_before_full_expansion(tmp_path: Path) -> None:
     ranges = [f"n{number}x[1-{HOSTS_MAX}]" for number in range(1000)]
     with pytest.raises(SpecError, match=rf"names more than {HOSTS_MAX} hosts"):
         _load(tmp_path, f"{{hosts: {json.dumps(ranges)}}}")
@@ -64,7 +63,8 @@ def test_many_ranges_are_refused_before_all_of_them_are_listed(tmp_path: Path) -
         _load(tmp_path, "{hosts: n1x1, hosts_file: hosts.txt}", "\n".join(ranges))
 
 
-def test_the_order_is_the_users_and_a_host_named_twice_counts_once(tmp_path: Path) -> None:
+def test_user_order_is_kept_and_duplicates_count_once(tmp_path: Path) -> None:
+    """The order is the user's, and a host named twice counts once."""
     assert _names(_load(tmp_path, "{hosts: 'z1 b[2-3],a1 b2'}")) == ["z1", "b2", "b3", "a1"]
     assert _names(_load(tmp_path, '{hosts: [z1, "b[2-3]", a1, b2]}')) == ["z1", "b2", "b3", "a1"]
 
@@ -77,7 +77,7 @@ cpu1 slots=16
 """
 
 
-def test_a_file_describes_its_hosts(tmp_path: Path) -> None:
+def test_file_describes_its_hosts(tmp_path: Path) -> None:
     file = _load(tmp_path, "{hosts_file: hosts.txt}", FILE)
     place = tmp_path / "hosts.txt"
     assert file.hosts == (
@@ -88,26 +88,24 @@ def test_a_file_describes_its_hosts(tmp_path: Path) -> None:
     )
 
 
-def test_labels_choose_the_hosts_that_have_all_of_them(tmp_path: Path) -> None:
+def test_labels_select_hosts_that_have_all(tmp_path: Path) -> None:
     assert _names(_load(tmp_path, "{hosts_file: hosts.txt, labels: a100}", FILE)) == ["gpu1", "gpu2", "gpu3"]
     assert _names(_load(tmp_path, "{hosts_file: hosts.txt, labels: [ib, a100]}", FILE)) == ["gpu1", "gpu2"]
     with pytest.raises(SpecError, match=r"ssh\.labels needs ssh\.hosts_file"):
         _load(tmp_path, "{hosts: gpu1, labels: a100}")
 
 
-def test_beside_a_file_hosts_choose_and_order(tmp_path: Path) -> None:
+def test_hosts_select_and_order_from_file(tmp_path: Path) -> None:
     file = _load(tmp_path, "{hosts: [cpu1, gpu1], hosts_file: hosts.txt}", FILE)
     assert [(host.name, host.slots, host.gpus) for host in file.hosts] == [
         ("cpu1", 16, None),
         ("gpu1", None, 8),
     ]
-    with pytest.raises(
-        SpecError, match=r"job\.yaml:4: ssh\.hosts: gpu9 is not in hosts\.txt; did you mean gpu"
-    ):
+    with pytest.raises(SpecError, match=r"job\.yaml:4: ssh\.hosts: gpu9 is not in hosts\.txt; did you mean gpu"):
         _load(tmp_path, "{hosts: gpu9, hosts_file: hosts.txt}", FILE)
 
 
-def test_every_wrong_line_is_named_with_its_place(tmp_path: Path) -> None:
+def test_every_wrong_line_is_named_with_location(tmp_path: Path) -> None:
     lines = {
         "me@a1": "leave the user out, and set ssh.user",
         "b1 gpu=8": "did you mean gpus",
@@ -132,19 +130,19 @@ def test_every_wrong_line_is_named_with_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("data", "words"), [(b"\xff\xfe", "not UTF-8"), (b"# none\n", "names no host")])
-def test_a_file_that_says_nothing_is_refused(tmp_path: Path, data: bytes, words: str) -> None:
+def test_empty_host_file_is_refused(tmp_path: Path, data: bytes, words: str) -> None:
     (tmp_path / "hosts").write_bytes(data)
     known, faults = read_file(tmp_path / "hosts")
     assert not known and len(faults) == 1 and words in str(faults[0])
 
 
-def test_a_file_that_is_not_there_is_told_once(tmp_path: Path) -> None:
+def test_missing_host_file_is_reported_once(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"ssh\.hosts_file: no file hosts\.tx") as told:
         _load(tmp_path, "{hosts_file: hosts.tx}", FILE)
     assert len(told.value.faults) == 1
 
 
-def test_other_backends_do_not_read_the_hosts(tmp_path: Path) -> None:
+def test_other_backends_do_not_read_hosts(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: gpt\ncommand: 'true'\nssh: {hosts_file: nowhere}\n")
     assert load(tmp_path / "job.yaml").hosts == ()
 

@@ -22,7 +22,8 @@ SETTINGS = st.dictionaries(
 )
 
 
-def test_a_job_file_is_as_one_would_write_it() -> None:
+def test_job_file_is_written_like_by_hand() -> None:
+    """A job file is written as a person would write it."""
     settings: dict[str, job_writer.SettingValue] = {
         "name": "train",
         "nodes": 2,
@@ -51,23 +52,26 @@ def test_a_job_file_is_as_one_would_write_it() -> None:
 
 @pytest.mark.slow
 @given(SETTINGS)
-def test_what_is_written_is_read_back(settings: dict[str, job_writer.SettingValue]) -> None:
+def test_written_file_round_trips(settings: dict[str, job_writer.SettingValue]) -> None:
+    """A written job file is the same when read again."""
     document = yaml_document.parse(job_writer.job_file_text(settings), "job.yaml")
     assert document.data == settings
     assert document.faults == []
 
 
 @given(st.lists(TEXTS.filter(bool), min_size=1, max_size=4))
-def test_words_of_an_entry_stay_the_same_words(words: list[str]) -> None:
+def test_entry_arguments_are_preserved(words: list[str]) -> None:
+    """The arguments of an entry stay the same."""
     written = job_writer.entrypoint_value(words)
     assert (shlex.split(written) if isinstance(written, str) else written) == words
 
 
 @pytest.mark.parametrize("word", ["two words", "$HOME", "{path}", "", "a'b", "*"])
-def test_words_that_a_shell_would_read_otherwise_stand_in_a_list(word: str) -> None:
+def test_shell_sensitive_arguments_become_a_list(word: str) -> None:
+    """Arguments that a shell would read otherwise are written as a list."""
     assert job_writer.entrypoint_value(["train.py", word]) == ["train.py", word]
 
 
-def test_a_long_text_stays_in_one_line() -> None:
+def test_long_text_stays_on_one_line() -> None:
     text = " ".join(["word"] * 1000)
     assert job_writer.job_file_text({"entrypoint": text}) == f"entrypoint: {text}\n"

@@ -51,9 +51,7 @@ def fault(folder: Path, text: str, *overrides: str) -> str:
         ("entrypoint: bash tools/dist_train.sh cfg.py 8\nnodes: 2\nprocs_per_node: 4", "bash tools/dist_train.sh cfg.py 8"),
     ],
 )  # fmt: skip
-def test_a_launch_line_is_kept_as_it_is_and_gives_its_counts(
-    tmp_path: Path, entry: str, launch: str | None
-) -> None:
+def test_launch_line_is_kept_and_gives_counts(tmp_path: Path, entry: str, launch: str | None) -> None:
     spec = loaded(tmp_path, entry)
     assert spec.entry.kind == "launch"
     assert spec.entry.target == (launch or entry.partition(": ")[2])
@@ -74,38 +72,33 @@ def test_a_launch_line_is_kept_as_it_is_and_gives_its_counts(
         ("python train.py | tee log", "command", "set -o pipefail; python train.py | tee log"),
     ],
 )
-def test_a_python_program_is_what_each_rank_runs(tmp_path: Path, entry: str, kind: str, words: str) -> None:
+def test_python_program_is_command_of_each_rank(tmp_path: Path, entry: str, kind: str, words: str) -> None:
     found = loaded(tmp_path, f"entrypoint: {entry}").entry
     assert (found.kind, " ".join([found.target, *found.args])) == (kind, words)
 
 
-def test_what_stands_before_python_is_env_python_and_the_number_of_gpus(tmp_path: Path) -> None:
-    spec = loaded(
-        tmp_path, "entrypoint: A=b RANK=0 CUDA_VISIBLE_DEVICES=0,1 /x/python train.py\nbackend: slurm"
-    )
+def test_words_before_python_become_env_python_and_gpus(tmp_path: Path) -> None:
+    """Words before python become env, the interpreter and the number of GPUs."""
+    spec = loaded(tmp_path, "entrypoint: A=b RANK=0 CUDA_VISIBLE_DEVICES=0,1 /x/python train.py\nbackend: slurm")
     assert (spec.env, spec.python, spec.gpus_per_node) == ({"A": "b"}, "/x/python", 2)
 
 
-def test_ranks_are_on_gpus_where_nodes_have_them(tmp_path: Path) -> None:
+def test_ranks_use_gpus_where_nodes_have_them(tmp_path: Path) -> None:
     line = "entrypoint: torchrun --nproc-per-node 4 train.py\n"
     assert loaded(tmp_path, f"{line}backend: ssh\nssh: {{hosts: a}}").gpus_per_node == 4
     assert loaded(tmp_path, f"{line}backend: slurm").gpus_per_node == 4
     assert loaded(tmp_path, f"{line}procs_per_node: 4\nbackend: slurm").gpus_per_node is None
 
 
-def test_a_line_of_srun_is_a_job_on_slurm_with_its_options(tmp_path: Path) -> None:
-    spec = loaded(
-        tmp_path, "entrypoint: srun -N 2 --gpus-per-node=8 -p gpu -t 1:00:00 --ntasks-per-node=8 python t.py"
-    )
+def test_srun_line_is_slurm_job_with_its_options(tmp_path: Path) -> None:
+    spec = loaded(tmp_path, "entrypoint: srun -N 2 --gpus-per-node=8 -p gpu -t 1:00:00 --ntasks-per-node=8 python t.py")
     assert (spec.backend, spec.nodes, spec.gpus_per_node, spec.slurm.partition) == ("slurm", 2, 8, "gpu")
-    spec = loaded(
-        tmp_path, "entrypoint: srun -N 2 -n 2 torchrun --nnodes 2 --nproc-per-node 4 t.py\nbackend: local"
-    )
+    spec = loaded(tmp_path, "entrypoint: srun -N 2 -n 2 torchrun --nnodes 2 --nproc-per-node 4 t.py\nbackend: local")
     assert (spec.backend, spec.nodes, spec.procs_per_node) == ("local", 2, 4)
     assert loaded(tmp_path, "entrypoint: srun -N 2 python t.py").procs_per_node == 1
 
 
-def test_options_of_srun_stand_before_those_of_the_job_file(tmp_path: Path) -> None:
+def test_srun_options_precede_those_of_job_file(tmp_path: Path) -> None:
     line = "entrypoint: srun --reservation=r --nice=5 -n 2 python t.py\nslurm: {extra: [--nice=5, --reservation=s]}"
     assert loaded(tmp_path, line).slurm.extra == ("--reservation=r", "--nice=5", "--reservation=s")
 
@@ -138,17 +131,17 @@ def test_options_of_srun_stand_before_those_of_the_job_file(tmp_path: Path) -> N
         ("entrypoint: torchrun t.py\nlaunch: torchrun u.py", "job.yaml:2: entrypoint: excludes launch"),
     ],
 )  # fmt: skip
-def test_a_fault_names_the_line(tmp_path: Path, text: str, start: str) -> None:
+def test_fault_names_the_line(tmp_path: Path, text: str, start: str) -> None:
     assert fault(tmp_path, text).startswith(start)
 
 
-def test_what_the_command_line_sets_must_agree_too(tmp_path: Path) -> None:
+def test_command_line_overrides_must_agree(tmp_path: Path) -> None:
     text = "entrypoint: torchrun --nnodes 2 --nproc-per-node 4 train.py"
     assert loaded(tmp_path, text, "nodes=2", "procs_per_node=4").nodes == 2
     assert fault(tmp_path, text, "nodes=1").startswith("--set nodes=1: is 1, and job.yaml:2: entrypoint says")
 
 
-def test_a_default_of_a_launcher_gives_way(tmp_path: Path) -> None:
+def test_launcher_default_yields_to_job_file(tmp_path: Path) -> None:
     assert loaded(tmp_path, "procs_per_node: 3\nentrypoint: torchrun train.py").procs_per_node == 3
     assert loaded(tmp_path, "entrypoint: torchrun train.py").procs_per_node == 1
     assert loaded(tmp_path, "gpus_per_node: auto\nentrypoint: torchrun train.py").gpus_per_node == "auto"
@@ -165,7 +158,7 @@ ACCELERATE: list[tuple[str, dict[str, str], tuple[int, int]]] = [
 
 
 @pytest.mark.parametrize(("text", "config", "found"), ACCELERATE)
-def test_accelerate_s_configuration_counts(
+def test_accelerate_configuration_counts(
     tmp_path: Path, text: str, config: dict[str, str], found: tuple[Any, ...]
 ) -> None:
     (tmp_path / "a.yaml").write_text("".join(f"{name}: {value}\n" for name, value in config.items()))
@@ -173,14 +166,15 @@ def test_accelerate_s_configuration_counts(
     assert (spec.nodes, spec.procs_per_node or 1) == found
 
 
-def test_accelerate_s_configuration_of_this_machine_gives_way(tmp_path: Path) -> None:
+def test_machine_accelerate_configuration_yields_to_job_file(tmp_path: Path) -> None:
     (tmp_path / "hf" / "accelerate").mkdir(parents=True)
     (tmp_path / "hf" / "accelerate" / "default_config.yaml").write_text("num_processes: 4\n")
     assert loaded(tmp_path, "entrypoint: accelerate launch train.py").procs_per_node == 4
     assert loaded(tmp_path, "procs_per_node: 2\nentrypoint: accelerate launch train.py").procs_per_node == 2
 
 
-def test_a_configuration_that_contradicts_is_a_fault(tmp_path: Path) -> None:
+def test_contradicting_configuration_is_a_fault(tmp_path: Path) -> None:
+    """A configuration that contradicts the job file is a fault."""
     (tmp_path / "a.yaml").write_text("num_processes: 4\n")
     text = "procs_per_node: 2\nentrypoint: accelerate launch --config_file"
     assert fault(tmp_path, f"{text} a.yaml train.py") == (
@@ -189,13 +183,9 @@ def test_a_configuration_that_contradicts_is_a_fault(tmp_path: Path) -> None:
     assert loaded(tmp_path, f"{text} b.yaml train.py").launch  # a node says that there is no such file
 
 
-@pytest.mark.parametrize(
-    "command", ["bash run.sh", "sh ./run.sh a", "cd . && python train.py --script run.sh"]
-)
-def test_a_script_of_a_command_is_not_read(tmp_path: Path, command: str) -> None:
-    (tmp_path / "run.sh").write_text(
-        'if [ -z "$RANK" ]; then\n  torchrun train.py\nelse\n  python train.py\nfi\n'
-    )
+@pytest.mark.parametrize("command", ["bash run.sh", "sh ./run.sh a", "cd . && python train.py --script run.sh"])
+def test_script_of_command_is_not_read(tmp_path: Path, command: str) -> None:
+    (tmp_path / "run.sh").write_text('if [ -z "$RANK" ]; then\n  torchrun train.py\nelse\n  python train.py\nfi\n')
     assert loaded(tmp_path, f"command: {command}").entry.target == command
 
 
@@ -208,11 +198,12 @@ def test_a_script_of_a_command_is_not_read(tmp_path: Path, command: str) -> None
         "python -c \"f'{attempt}' + f(1)\"",
     ],
 )
-def test_braces_and_variables_of_the_text_itself_are_its_own(tmp_path: Path, text: str) -> None:
+def test_braces_and_variables_of_text_are_kept(tmp_path: Path, text: str) -> None:
+    """Braces and variables of the text itself are its own."""
     assert loaded(tmp_path, "command: |\n  " + text).entry.target == text
 
 
-def test_a_script_is_no_job_file(tmp_path: Path) -> None:
+def test_script_is_no_job_file(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("#!/bin/bash\ntorchrun train.py\n")
     with pytest.raises(SpecError, match="convert it: orch init --from-command"):
         load(tmp_path / "run.sh")

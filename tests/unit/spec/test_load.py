@@ -86,7 +86,7 @@ def fault(folder: Path, text: str) -> str:
     return line
 
 
-def test_the_least_file_has_the_defaults(folder: Path) -> None:
+def test_minimal_file_has_defaults(folder: Path) -> None:
     file = loaded(folder, HEAD)
     spec = file.spec
     assert (spec.backend, spec.nodes, spec.spares) == ("local", 1, 0)
@@ -95,7 +95,7 @@ def test_the_least_file_has_the_defaults(folder: Path) -> None:
     assert (file.folder, file.workdir, file.text) == (folder, folder, HEAD)
 
 
-def test_every_field_is_read_into_its_final_type(folder: Path) -> None:
+def test_every_field_gets_its_final_type(folder: Path) -> None:
     spec = loaded(folder, GOOD).spec
     assert spec.entry == Entry("script", "train.py", ("--lr", "0.1", "--name", "a b"))
     assert spec.setup == ("module load cuda", "ulimit -n 65536")
@@ -110,13 +110,13 @@ def test_every_field_is_read_into_its_final_type(folder: Path) -> None:
     assert (spec.logs.unbuffered, spec.slurm.exclusive, spec.slurm.mem) == (False, True, "64G")
 
 
-def test_a_spec_cannot_be_changed(folder: Path) -> None:
+def test_spec_is_immutable(folder: Path) -> None:
     spec = loaded(folder, HEAD).spec
     with pytest.raises(pydantic.ValidationError):
         spec.nodes = 2
 
 
-def test_sections_and_lists_left_empty_have_their_defaults(folder: Path) -> None:
+def test_empty_sections_and_lists_have_defaults(folder: Path) -> None:
     spec = loaded(folder, HEAD + "monitor:\nenv:\nsecrets:\nsetup:\nslurm:\nnccl:\ntime_limit:\n").spec
     assert (spec.monitor.heartbeat_s, spec.env, spec.secrets, spec.setup) == (1.0, {}, (), ())
 
@@ -132,7 +132,7 @@ def test_sections_and_lists_left_empty_have_their_defaults(folder: Path) -> None
         ("command: [python, train.py]", Entry("command", "", ("python", "train.py"))),
     ],
 )
-def test_an_entry_is_a_script_a_module_or_a_command(folder: Path, text: str, entry: Entry) -> None:
+def test_entry_is_script_module_or_command(folder: Path, text: str, entry: Entry) -> None:
     assert loaded(folder, f"name: a\n{text}\n").spec.entry == entry
 
 
@@ -162,7 +162,8 @@ def test_an_entry_is_a_script_a_module_or_a_command(folder: Path, text: str, ent
         ("command: []", "command: must be a shell command"),
     ],
 )
-def test_an_entry_that_cannot_run_says_why(folder: Path, text: str, said: str) -> None:
+def test_unrunnable_entry_gives_reason(folder: Path, text: str, said: str) -> None:
+    """An entry that cannot run says why."""
     assert said in fault(folder, f"name: a\n{text}\n")
 
 
@@ -170,9 +171,8 @@ def test_a_script_may_be_absolute(folder: Path) -> None:
     assert loaded(folder, f"name: a\nworkdir: pkg\nentrypoint: {folder}/train.py\n").workdir == folder / "pkg"
 
 
-def test_workdir_is_beside_the_job_file_wherever_orch_was_called(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workdir_is_relative_to_job_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """workdir is relative to the job file, wherever orch was called."""
     (folder / "job.yaml").write_text(HEAD)
     monkeypatch.chdir(folder / "pkg")
     file = load(Path("../job.yaml"))
@@ -187,7 +187,8 @@ def test_workdir_is_beside_the_job_file_wherever_orch_was_called(
         *[("42", 42.0), ("0.5", 0.5), ("1.5h", 5400.0), ("1e2", 100.0), ("'7'", 7.0)],
     ],
 )
-def test_a_duration_is_read_to_seconds(folder: Path, text: str, seconds: float) -> None:
+def test_duration_is_parsed_to_seconds(folder: Path, text: str, seconds: float) -> None:
+    """A duration is read to seconds."""
     assert loaded(folder, f"{HEAD}time_limit: {text}\n").spec.time_limit == seconds
 
 
@@ -211,15 +212,15 @@ def test_a_duration_is_read_to_seconds(folder: Path, text: str, seconds: float) 
         "[]",
     ],
 )
-def test_a_duration_that_makes_no_sense_is_refused(folder: Path, text: str) -> None:
-    assert fault(folder, f"{HEAD}time_limit: {text}\n").startswith(
-        "job.yaml:3: time_limit: must be a duration"
-    )
+def test_senseless_duration_is_refused(folder: Path, text: str) -> None:
+    """A duration that makes no sense is refused."""
+    assert fault(folder, f"{HEAD}time_limit: {text}\n").startswith("job.yaml:3: time_limit: must be a duration")
 
 
 @given(st.integers(1, 366 * 86_400_000))
 @settings(max_examples=EXAMPLES_MAX, deadline=None, database=None)
-def test_a_duration_written_out_reads_back(milliseconds: int) -> None:
+def test_duration_round_trips(milliseconds: int) -> None:
+    """A duration that is written out is read again."""
     seconds = milliseconds / 1000
     read = pydantic.TypeAdapter(value_types.Seconds).validate_python
     assert read(value_types.duration_text(seconds)) == pytest.approx(seconds, abs=1e-6)
@@ -230,11 +231,9 @@ def test_hang_timeout_can_be_off(folder: Path, off: str) -> None:
     assert loaded(folder, f"{HEAD}monitor: {{hang_timeout: {off}}}\n").spec.monitor.hang_timeout is None
 
 
-def test_a_hang_timeout_left_empty_is_not_off(folder: Path) -> None:
+def test_empty_hang_timeout_is_not_off(folder: Path) -> None:
     said = fault(folder, f"{HEAD}monitor:\n  hang_timeout:\n")
-    assert said.startswith(
-        "job.yaml:4: monitor.hang_timeout: must be a duration such as 90s, 10m or 1h30m, or auto"
-    )
+    assert said.startswith("job.yaml:4: monitor.hang_timeout: must be a duration such as 90s, 10m or 1h30m, or auto")
     assert said.endswith("or off, not empty")
 
 
@@ -304,7 +303,7 @@ def test_a_hang_timeout_left_empty_is_not_off(folder: Path) -> None:
         ('"a\\x1b[31m": 1', "a\\x1b[31m: is not a field"),
     ],
 )  # fmt: skip
-def test_each_mistake_gets_one_clear_line(folder: Path, text: str, said: str) -> None:
+def test_every_mistake_gets_one_clear_line(folder: Path, text: str, said: str) -> None:
     head = "entrypoint: train.py\n" if text.startswith("name") else HEAD
     line = fault(folder, f"{head}{text}\n")
     assert said in line
@@ -327,11 +326,11 @@ def test_each_mistake_gets_one_clear_line(folder: Path, text: str, said: str) ->
         ("xyzzy: 8", "xyzzy: is not a field"),
     ],
 )
-def test_an_unknown_key_gets_a_guess(folder: Path, text: str, said: str) -> None:
+def test_unknown_key_gets_a_suggestion(folder: Path, text: str, said: str) -> None:
     assert fault(folder, f"{HEAD}{text}\n").endswith(said)
 
 
-def test_all_faults_are_told_at_once_by_line(folder: Path) -> None:
+def test_all_faults_are_reported_together_by_line(folder: Path) -> None:
     text = "nmae: a\nnodes: 0\nentrypoint: tran.py\nnodes: 1\nenv: {RANK: 1}\nworkdir: .\n"
     lines = faults(folder, text, "spares=x", backend="cloud")
     assert [line.split(": ")[0] for line in lines] == [
@@ -351,13 +350,11 @@ def test_overrides_win_and_are_named(folder: Path) -> None:
     assert file.where("name").endswith("job.yaml:1: name")
 
 
-def test_a_faulty_override_is_named_by_its_argument(folder: Path) -> None:
+def test_faulty_override_is_named_by_argument(folder: Path) -> None:
     assert faults(folder, HEAD, "nodes=0") == ["--set nodes=0: must be a whole number of at least 1, not 0"]
     assert len(faults(folder, HEAD, "nodes", "spares=[", "nodes=0")) == 3
     assert faults(folder, HEAD, "nodse=1") == ["--set nodse=1: is not a field; did you mean nodes?"]
-    assert faults(folder, HEAD, "monitr.x=1") == [
-        "--set monitr.x=1: monitr: is not a field; did you mean monitor?"
-    ]
+    assert faults(folder, HEAD, "monitr.x=1") == ["--set monitr.x=1: monitr: is not a field; did you mean monitor?"]
 
 
 def test_the_schema_describes_every_field() -> None:
@@ -368,7 +365,7 @@ def test_the_schema_describes_every_field() -> None:
             assert value.get("description", "").endswith("."), name
 
 
-def test_the_schema_takes_what_an_editor_sees() -> None:
+def test_schema_accepts_what_an_editor_sees() -> None:
     schema = json_schema()
     monitor, top = schema["$defs"]["Monitor"]["properties"], schema["properties"]
     assert top["nodes"] | {"description": ""} == {
@@ -378,9 +375,7 @@ def test_the_schema_takes_what_an_editor_sees() -> None:
     assert (number["type"], text["type"], words["enum"]) == ("number", "string", ["auto", "off", False])
     assert re.fullmatch(text["pattern"], "1h30m") and not re.fullmatch(text["pattern"], "1m1h")
     assert monitor["hang_timeout"]["default"] == "auto"
-    assert top["env"]["patternProperties"] == {
-        "^[A-Za-z_][A-Za-z0-9_]*$": {"type": ["string", "number", "boolean"]}
-    }
+    assert top["env"]["patternProperties"] == {"^[A-Za-z_][A-Za-z0-9_]*$": {"type": ["string", "number", "boolean"]}}
     assert schema["required"] == ["name"]
 
 
@@ -389,7 +384,8 @@ def test_the_starter_loads_once_its_script_exists(folder: Path) -> None:
     assert loaded(folder, starter).spec.entry == Entry("script", "train.py")
 
 
-def test_the_starters_comments_are_no_traps(folder: Path) -> None:
+def test_starter_comments_are_valid(folder: Path) -> None:
+    """The comments of the starter file are valid when uncommented."""
     starter = (ROOT / "templates" / "job.yaml.j2").read_text()
     written = re.sub(r"(?m)^( *)# ( *(?:- |[a-z_]+:))", r"\1\2", starter)
     spec = loaded(folder, written).spec

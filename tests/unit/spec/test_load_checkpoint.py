@@ -36,7 +36,8 @@ def test_a_misspelled_placeholder_is_a_fault(folder: Path, text: str, said: str)
         ("command: ./run {resume_from}", 'command: contains {resume_from}, which is not filled in within shell text; write "${ORCH_RESUME_FROM}"'),
     ],
 )  # fmt: skip
-def test_so_it_is_in_what_a_rank_runs(folder: Path, entry: str, said: str) -> None:
+def test_misspelled_placeholder_in_command_is_a_fault(folder: Path, entry: str, said: str) -> None:
+    """A misspelled placeholder is also a fault in what a rank runs."""
     head = "\n".join(line for line in HEAD.splitlines() if not line.startswith("entrypoint"))
     assert said in "\n".join(faults(folder, f"{head}\n{entry}\n"))
 
@@ -50,11 +51,12 @@ def test_so_it_is_in_what_a_rank_runs(folder: Path, entry: str, said: str) -> No
         ("'ckpt-{epoch}.pt'", "ckpt-{epoch}.pt"),
     ],
 )
-def test_a_path_may_begin_with_a_placeholder(folder: Path, path: str, read: str) -> None:
+def test_path_may_start_with_placeholder(folder: Path, path: str, read: str) -> None:
+    """A path may begin with a placeholder."""
     assert loaded(folder, f"{HEAD}checkpoint: {{path: {path}}}\n").spec.checkpoint.path == read
 
 
-def test_resume_args_reach_the_script_and_not_what_stands_behind_it(folder: Path) -> None:
+def test_resume_args_reach_script_not_piped_command(folder: Path) -> None:
     head = "\n".join(line for line in HEAD.splitlines() if not line.startswith("entrypoint"))
     checkpoint = 'checkpoint: {resume_args: "--resume {path}"}\n'
     (fault,) = faults(folder, f"{head}\ncommand: python train.py 2>&1 | tee log\n{checkpoint}")

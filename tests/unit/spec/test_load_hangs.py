@@ -13,7 +13,8 @@ from tests.unit.spec.test_load import HEAD, fault, folder, loaded
 __all__ = ["folder"]
 
 
-def test_hang_timeout_is_auto_or_the_users_time_and_the_plan_knows_which(folder: Path) -> None:
+def test_plan_knows_hang_timeout_auto_or_set(folder: Path) -> None:
+    """hang_timeout is auto or the user's time, and the plan knows which."""
     assert jobs.plan().limits.hang_timeout_s == 0.0
     assert jobs.plan(monitor={"hang_timeout": "10m"}).limits.hang_timeout_s == 600.0
     assert jobs.plan(monitor={"hang_timeout": "off"}).limits.hang_timeout_s is None
@@ -28,7 +29,8 @@ def test_hang_timeout_is_auto_or_the_users_time_and_the_plan_knows_which(folder:
         ("hang_floor: 10s", "hang_floor: was removed; remove it"),
     ],
 )
-def test_a_field_that_is_gone_says_what_to_write(folder: Path, text: str, said: str) -> None:
+def test_removed_field_names_its_replacement(folder: Path, text: str, said: str) -> None:
+    """A field that was removed says what to write."""
     assert fault(folder, f"{HEAD}monitor: {{{text}}}\n").startswith(f"job.yaml:3: monitor.{said}")
 
 
@@ -43,11 +45,12 @@ def test_a_field_that_is_gone_says_what_to_write(folder: Path, text: str, said: 
         ("{command: []}", "notify.command: must be a shell command, as a text or a list of words, not a list"),
     ],
 )  # fmt: skip
-def test_whom_to_notify_is_checked(folder: Path, text: str, said: str) -> None:
+def test_notification_target_is_checked(folder: Path, text: str, said: str) -> None:
     assert fault(folder, f"{HEAD}notify: {text}\n").endswith(said)
 
 
-def test_a_command_and_a_webhook_can_be_notified_of_what_the_user_chooses() -> None:
+def test_command_and_webhook_select_their_events() -> None:
+    """A command and a webhook can be notified of what the user chooses."""
     told = jobs.plan(notify={"command": "mail -s orch me", "on": "hang"}).notify
     assert told == PlannedNotify(("sh", "-c", "mail -s orch me"), None, ("hang",))
     both = jobs.plan(notify={"command": ["tell", "me"], "url": "https://hooks.example.com/x?y=1"}).notify

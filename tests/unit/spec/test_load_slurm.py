@@ -26,7 +26,8 @@ __all__ = ["folder"]
         ("procs_per_node: 2\ncheckpoint: {on_preempt: {signal: KILL}}", "checkpoint.on_preempt.signal: must be TERM"),
     ],
 )  # fmt: skip
-def test_what_slurm_cannot_be_asked_for_is_refused(folder: Path, text: str, fault: str) -> None:
+def test_impossible_slurm_request_is_refused(folder: Path, text: str, fault: str) -> None:
+    """A request that Slurm cannot serve is refused."""
     (found,) = faults(folder, f"{HEAD}backend: slurm\n{text}\n")
     assert fault in found
 
@@ -41,7 +42,8 @@ def test_what_slurm_cannot_be_asked_for_is_refused(folder: Path, text: str, faul
         ("mail: me@lab", ["--mail-user=me@lab", "--mail-type=END,FAIL"]),
     ],
 )
-def test_a_slurm_field_that_is_gone_says_what_to_write(folder: Path, field: str, options: list[str]) -> None:
+def test_removed_slurm_field_names_its_replacement(folder: Path, field: str, options: list[str]) -> None:
+    """A Slurm field that was removed says what to write."""
     head = f"{HEAD}backend: slurm\ngpus_per_node: 8\n"
     (found,) = faults(folder, f"{head}slurm:\n  {field}\n")
     assert f"job.yaml:6: slurm.{field.partition(':')[0]}: was removed; write slurm.extra: [" in found
@@ -49,12 +51,12 @@ def test_a_slurm_field_that_is_gone_says_what_to_write(folder: Path, field: str,
     assert list(load(folder / "job.yaml").spec.slurm.extra) == options
 
 
-def test_another_turn_at_the_time_limit_needs_a_queue(folder: Path) -> None:
+def test_requeue_at_time_limit_needs_a_queue(folder: Path) -> None:
     (found,) = faults(folder, f"{HEAD}time_limit: 1h\ntime_limit_action: requeue\n")
     assert "time_limit_action: requeue needs a queue, and backend local has none" in found
 
 
-def test_a_misspelt_key_is_suggested_as_set_takes_it(folder: Path) -> None:
+def test_misspelled_key_is_suggested_in_set_syntax(folder: Path) -> None:
     meant = "is not a field; did you mean slurm.partition?"
     assert faults(folder, HEAD, "slurm.partion=low") == [f"--set slurm.partion=low: {meant}"]
     assert faults(folder, f"{HEAD}slurm: {{partion: low}}\n")[0].endswith(f"slurm.partion: {meant}")
@@ -68,7 +70,7 @@ def test_a_misspelt_key_is_suggested_as_set_takes_it(folder: Path) -> None:
         ("apiVersion: kubeflow.org/v1\nkind: PyTorchJob\n", "Kubernetes"),
     ],
 )
-def test_a_job_file_of_another_system_is_refused_by_its_name(tmp_path: Path, text: str, system: str) -> None:
+def test_foreign_job_file_is_refused_by_name(tmp_path: Path, text: str, system: str) -> None:
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(SpecError, match=f"is a job file of {system}; write its command as launch"):
         load(tmp_path / "job.yaml")

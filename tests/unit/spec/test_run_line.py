@@ -20,12 +20,12 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "job.yaml"
 
 
-def test_only_what_is_said_is_written(path: Path) -> None:
+def test_only_given_values_are_written(path: Path) -> None:
     file = make_job_file(RunLine(("train.py", "--lr", "0.1")), path, ["Written by: me"], _spell)
     assert file.text == "# Written by: me\nname: train\nentrypoint: train.py --lr 0.1\n"
 
 
-def test_the_text_says_what_was_read_from_the_line(path: Path) -> None:
+def test_text_explains_what_was_read_from_line(path: Path) -> None:
     line = RunLine(
         ("train.py", "--note", "two words", "$X"),
         nodes=2,
@@ -44,9 +44,8 @@ def test_the_text_says_what_was_read_from_the_line(path: Path) -> None:
     assert (file.spec.logs.unbuffered, file.spec.monitor.hang_timeout) == (False, None)
 
 
-def test_an_installed_python_program_is_the_one_rank_or_starts_the_ranks(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installed_program_is_one_rank_or_launcher(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed Python program is the one rank or starts the ranks."""
     for name, head in (("tune", "#!/opt/v/bin/python3.11\n"), ("ls2", "\x7fELF")):
         (path.parent / name).write_text(head)
         (path.parent / name).chmod(0o755)
@@ -62,13 +61,10 @@ def test_an_installed_python_program_is_the_one_rank_or_starts_the_ranks(
 def test_hosts_mean_ssh_and_all_of_them(path: Path) -> None:
     spec = make_job_file(RunLine(("train.py",), hosts="gpu[01-03],big"), path, (), _spell).spec
     assert (spec.backend, spec.nodes, spec.ssh.hosts) == ("ssh", 4, ("gpu[01-03]", "big"))
-    assert (
-        make_job_file(RunLine(("train.py",), nodes=2, hosts=["a", "b", "c"]), path, (), _spell).spec.nodes
-        == 2
-    )
+    assert make_job_file(RunLine(("train.py",), nodes=2, hosts=["a", "b", "c"]), path, (), _spell).spec.nodes == 2
 
 
-def test_a_fault_names_the_option(path: Path) -> None:
+def test_fault_names_the_option(path: Path) -> None:
     line = RunLine(("trian.py",), nodes=0, gpus="many", name="a/b", env={"1A": "x"}, overrides=("x=1",))
     with pytest.raises(SpecError) as caught:
         make_job_file(line, path, (), _spell)
@@ -89,7 +85,7 @@ def test_a_fault_names_the_option(path: Path) -> None:
     "line",
     ["uv run train.py", "uv run --with torch pkg/train.py", "pixi run python train.py"],
 )
-def test_a_program_with_an_environment_of_its_own_is_a_command(path: Path, line: str) -> None:
+def test_program_with_own_environment_is_a_command(path: Path, line: str) -> None:
     entry = make_job_file(RunLine(tuple(line.split())), path, (), _spell).spec.entry
     assert (entry.kind, " ".join(entry.args) or entry.target) == ("command", line)
 
@@ -104,7 +100,7 @@ def test_a_program_with_an_environment_of_its_own_is_a_command(path: Path, line:
         ("python -m torch.distributed.run --nproc-per-node 2 t.py", "python -m torch.distributed.run --nproc-per-node 2 t.py"),
     ],
 )  # fmt: skip
-def test_a_launch_line_is_launch_as_it_was_typed(path: Path, words: str, launch: str) -> None:
+def test_launch_line_is_kept_as_typed(path: Path, words: str, launch: str) -> None:
     line = RunLine(tuple(words.split()), procs=2)
     file = make_job_file(line, path, (), _spell)
     assert (file.spec.entry.kind, file.spec.entry.target) == ("launch", launch)
@@ -125,7 +121,7 @@ def test_a_launch_line_is_launch_as_it_was_typed(path: Path, words: str, launch:
         (f"{'x' * 80}.py", "x" * 63),
     ],
 )
-def test_a_job_is_named_by_its_script(line: str, name: str) -> None:
+def test_job_is_named_after_script(line: str, name: str) -> None:
     assert derive_job_name(line.split(" ")) == name
 
 
@@ -140,5 +136,5 @@ def test_a_job_is_named_by_its_script(line: str, name: str) -> None:
         ("train.py python", "", "train.py python"),
     ],
 )
-def test_a_leading_interpreter_is_the_jobs_python(line: str, python: str, rest: str) -> None:
+def test_leading_interpreter_is_jobs_python(line: str, python: str, rest: str) -> None:
     assert split_python(line.split()) == (python, tuple(rest.split()))

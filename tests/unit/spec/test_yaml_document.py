@@ -31,32 +31,32 @@ def fault_of(text: str) -> str:
     return str(caught.value)
 
 
-def test_every_scalar_stays_the_text_that_was_written() -> None:
+def test_every_scalar_stays_as_written() -> None:
     assert parse("a: [off, 1:30, 010, 2024-01-01, 1e3, 0x10, yes, 'null', 1_000]\n", "job.yaml").data == {
         "a": ["off", "1:30", "010", "2024-01-01", "1e3", "0x10", "yes", "null", "1_000"]
     }
 
 
 @pytest.mark.parametrize("nothing", ["", "~", "null", "NULL"])
-def test_an_unquoted_nothing_is_none(nothing: str) -> None:
+def test_unquoted_null_is_none(nothing: str) -> None:
     assert parse(f"a: {nothing}\n", "job.yaml").data == {"a": None}
 
 
-def test_keys_and_list_items_know_their_lines() -> None:
+def test_keys_and_list_items_have_line_numbers() -> None:
     document = parse("a: 1\n\nb:\n  c:\n    - x\n    - y\n", "dir/job.yaml")
     assert document.where("a") == "dir/job.yaml:1: a"
     assert document.where("b.c") == "dir/job.yaml:4: b.c"
     assert document.where("b.c[1]") == "dir/job.yaml:6: b.c[1]"
 
 
-def test_an_absent_key_has_its_nearest_parents_line_or_none() -> None:
+def test_absent_key_has_nearest_parents_line_or_none() -> None:
     document = parse("a:\n  b: 1\n", "job.yaml")
     assert document.where("a.c.d") == "job.yaml:1: a.c.d"
     assert document.where("z") == "job.yaml: z"
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
-def test_a_bom_and_windows_line_ends_are_taken(ending: str) -> None:
+def test_bom_and_windows_line_ends_are_accepted(ending: str) -> None:
     document = parse(f"\ufeffa: 1{ending}b: 2{ending}", "job.yaml")
     assert document.data == {"a": "1", "b": "2"}
     assert document.where("b") == "job.yaml:2: b"
@@ -90,14 +90,17 @@ def test_aliases_are_read() -> None:
         ("a: !%ff b\n", "job.yaml:1: is not YAML"),
     ],
 )  # fmt: skip
-def test_what_is_no_job_file_gets_one_line(text: str, said: str) -> None:
+def test_invalid_job_file_gets_one_line(text: str, said: str) -> None:
     fault = fault_of(text)
     assert said in fault
     assert fault.isprintable()
 
 
-def test_faults_that_leave_the_rest_readable_are_collected() -> None:
-    text = 'a: 1\na: 2\nb: !!python/object:os.system x\nc: &y {d: 1}\ne:\n  <<: *y\n? [a]\n: b\nf: "\\0"\n"\\ud800": 1\n'
+def test_recoverable_faults_are_collected() -> None:
+    """Faults that leave the rest readable are collected."""
+    text = (
+        'a: 1\na: 2\nb: !!python/object:os.system x\nc: &y {d: 1}\ne:\n  <<: *y\n? [a]\n: b\nf: "\\0"\n"\\ud800": 1\n'
+    )
     document = parse(text, "job.yaml")
     assert [str(fault) for fault in document.faults] == [
         "job.yaml:2: a: is written twice, first at job.yaml:1",
@@ -130,13 +133,13 @@ def laughs(levels: int) -> str:
     ],
     ids=["laughs", "lists", "maps", "dashes", "levels", "items"],
 )
-def test_a_bomb_meets_a_limit_before_it_goes_off(text: str) -> None:
+def test_yaml_bomb_meets_a_limit_first(text: str) -> None:
     started_s = time.process_time()
     assert re.match("job.yaml:1: holds (more than 10000 values|an escape or a nesting)", fault_of(text))
     assert time.process_time() - started_s < BOMB_S_MAX
 
 
-def test_the_first_faults_are_shown_and_the_rest_counted() -> None:
+def test_first_faults_are_shown_and_rest_counted() -> None:
     text = "a: 1\n" + "a: 2\n" * 70
     with pytest.raises(SpecError) as caught:
         raise SpecError(parse(text, "job.yaml").faults)
@@ -145,7 +148,8 @@ def test_the_first_faults_are_shown_and_the_rest_counted() -> None:
     assert lines[-1] == "and 20 more faults"
 
 
-def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+def test_unreadable_file_gives_reason(tmp_path: Path) -> None:
+    """A file that cannot be read is reported with the reason."""
     (tmp_path / "job.yaml").write_text("name: a\n")
     (tmp_path / "wide.yaml").write_bytes("name: a\n".encode("utf-16"))
     (tmp_path / "latin.yaml").write_bytes(b"# ok\nname: caf\xe9\n")
@@ -177,7 +181,7 @@ def overridden(argument: str) -> Document:
     return document
 
 
-def test_an_override_is_put_in_and_known_by_its_argument() -> None:
+def test_override_is_inserted_and_known_by_argument() -> None:
     document = overridden("a.b=[1, 2]")
     assert document.data["a"] == {"b": ["1", "2"], "c": "2"}
     assert document.where("a.b") == "--set a.b=[1, 2]"
@@ -202,20 +206,21 @@ def test_an_override_is_put_in_and_known_by_its_argument() -> None:
         "*'\"\\ x: y",
     ],
 )
-def test_an_override_that_can_only_be_text_is_text(text: str) -> None:
+def test_override_that_can_only_be_text_is_text(text: str) -> None:
     document = overridden(f"c.path={text}")
     assert (document.data["c"], document.faults) == ({"path": text}, [])
 
 
-def test_an_override_leaves_what_an_alias_shares_alone() -> None:
+def test_override_does_not_change_aliased_values() -> None:
+    """An override does not change what an alias shares."""
     assert overridden("a.b=9").data["d"] == {"b": "1", "c": "2"}
 
 
-def test_an_override_makes_the_sections_on_its_way() -> None:
+def test_override_creates_missing_sections() -> None:
     assert overridden("new.deep=x").data["new"] == {"deep": "x"}
 
 
-def test_a_replaced_section_forgets_the_lines_of_the_file() -> None:
+def test_replaced_section_forgets_file_lines() -> None:
     assert overridden("a={b: 1}").where("a.b") == "--set a={b: 1}: a.b"
     assert overridden("a={z: 1}").where("a.b") == "--set a={z: 1}: a.b"
 
@@ -233,7 +238,7 @@ def test_a_replaced_section_forgets_the_lines_of_the_file() -> None:
         ("a=\udcff", "unprintable character"),
     ],
 )
-def test_a_bad_override_is_named(argument: str, said: str) -> None:
+def test_bad_override_is_named(argument: str, said: str) -> None:
     (fault,) = overridden(argument).faults
     assert said in str(fault)
     assert "\x1b" not in str(fault)
@@ -258,9 +263,7 @@ def fuzzed() -> Iterator[Path]:
         yield Path(name)
 
 
-fuzz = settings(
-    max_examples=EXAMPLES_MAX, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-)
+fuzz = settings(max_examples=EXAMPLES_MAX, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 scalar = st.one_of(
     *[st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20)],
     st.sampled_from(["off", "1:30", "010", "auto", "-m", "{path}", "~", "10m", "'", "\0", "\ud800", "~x"]),
@@ -276,20 +279,20 @@ tree = st.recursive(
 
 @given(raw=st.binary(max_size=300))
 @fuzz
-def test_random_bytes_are_answered(fuzzed: Path, raw: bytes) -> None:
+def test_random_bytes_are_handled(fuzzed: Path, raw: bytes) -> None:
     answer(fuzzed, raw)
 
 
 @given(text=st.text(alphabet="abn:-&*!|>'\"{}[],#?%@`~ \t\r\n1.\ufeff\x85", max_size=120))
 @fuzz
-def test_random_yaml_is_answered(fuzzed: Path, text: str) -> None:
+def test_random_yaml_is_handled(fuzzed: Path, text: str) -> None:
     answer(fuzzed, text.encode())
 
 
 @pytest.mark.slow
 @given(data=st.dictionaries(key, tree, max_size=8))
 @fuzz
-def test_random_data_is_answered(fuzzed: Path, data: dict[str, object]) -> None:
+def test_random_data_is_handled(fuzzed: Path, data: dict[str, object]) -> None:
     answer(fuzzed, yaml.safe_dump(data).encode("utf-8", "replace"))
     try:
         JobSpec.model_validate(data)
@@ -300,21 +303,17 @@ def test_random_data_is_answered(fuzzed: Path, data: dict[str, object]) -> None:
 @pytest.mark.slow
 @given(data=st.data())
 @fuzz
-def test_a_mutated_good_file_is_answered(fuzzed: Path, data: st.DataObject) -> None:
+def test_mutated_good_file_is_handled(fuzzed: Path, data: st.DataObject) -> None:
     raw = bytearray(GOOD.encode())
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, len(raw)))
         end = data.draw(st.integers(start, min(len(raw), start + 12)))
-        raw[start:end] = data.draw(
-            st.binary(max_size=6) | st.sampled_from([b"\n", b": ", b"- ", b"  ", b"*a", b"{"])
-        )
+        raw[start:end] = data.draw(st.binary(max_size=6) | st.sampled_from([b"\n", b": ", b"- ", b"  ", b"*a", b"{"]))
     answer(fuzzed, bytes(raw))
 
 
 @pytest.mark.slow
-@given(
-    argument=st.text(max_size=30) | st.builds(lambda name, text: f"{name}={text}", key, st.text(max_size=20))
-)
+@given(argument=st.text(max_size=30) | st.builds(lambda name, text: f"{name}={text}", key, st.text(max_size=20)))
 @fuzz
-def test_random_overrides_are_answered(fuzzed: Path, argument: str) -> None:
+def test_random_overrides_are_handled(fuzzed: Path, argument: str) -> None:
     answer(fuzzed, HEAD.encode(), argument)

@@ -37,21 +37,20 @@ def _run(python: str, pyz: Path, *words: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.parametrize("python", [sys.executable, *other_pythons()])
-def test_the_bundle_runs_alone_without_site_packages_and_without_an_environment(
-    python: str, pyz: Path
-) -> None:
+def test_bundle_runs_without_site_packages_or_environment(python: str, pyz: Path) -> None:
     done = _run(python, pyz, "--selftest")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"orch {VERSION} on Python 3.")
 
 
-def test_the_bundle_refuses_words_that_it_does_not_know(pyz: Path) -> None:
+def test_bundle_refuses_unknown_verbs(pyz: Path) -> None:
     done = _run(sys.executable, pyz, "--help")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: orch VERB")
 
 
-def test_the_bundle_is_the_same_bytes_whoever_builds_it_where_and_when(tmp_path: Path) -> None:
+def test_bundle_is_reproducible_byte_for_byte(tmp_path: Path) -> None:
+    """The bundle has the same bytes for every builder, place and time."""
     sums = {_sha256_built_in(tmp_path / name, name) for name in ("1", "2")}
     assert sums == {bundle.sha256(bundle.build())}
 
@@ -62,7 +61,9 @@ def _sha256_built_in(folder: Path, seed: str) -> str:
     for path in sorted(folder.rglob("*.py"), reverse=seed == "2"):
         path.chmod(0o600 if seed == "2" else 0o755)
         os.utime(path, (1e9 * int(seed), 1e9 * int(seed)))
-    code = "import os; from orchestrator.submission import bundle; os.umask(0o077); print(bundle.sha256(bundle.build()))"
+    code = (
+        "import os; from orchestrator.submission import bundle; os.umask(0o077); print(bundle.sha256(bundle.build()))"
+    )
     done = subprocess.run(
         [sys.executable, "-B", "-c", code],
         capture_output=True, text=True, timeout=RUN_S_MAX, cwd=folder, check=True,
@@ -71,7 +72,8 @@ def _sha256_built_in(folder: Path, seed: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_bundle_holds_sources_with_their_code_and_tells_no_time_and_no_place() -> None:
+def test_bundle_has_bytecode_without_time_or_path() -> None:
+    """The bundle holds sources with their bytecode, and no time or path."""
     archive = zipfile.ZipFile(io.BytesIO(bundle.build()))
     infos = archive.infolist()
     sources = {info.filename for info in infos if info.filename.endswith(".py")}
@@ -81,9 +83,7 @@ def test_the_bundle_holds_sources_with_their_code_and_tells_no_time_and_no_place
     assert [name for name in compiled if str(bundle.PACKAGE).encode() in archive.read(name)] == []
     assert {info.date_time for info in infos} == {(1980, 1, 1, 0, 0, 0)}
     assert {info.external_attr >> 16 for info in infos} == {0o644}
-    assert (
-        archive.read("orchestrator/core/version.py") == (bundle.PACKAGE / "core" / "version.py").read_bytes()
-    )
+    assert archive.read("orchestrator/core/version.py") == (bundle.PACKAGE / "core" / "version.py").read_bytes()
 
 
 def make_small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def make_small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "PACKAGE", folder / "orchestrator")
 
 
-def test_a_kept_bundle_is_taken_only_as_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_bundle_is_used_only_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_small(tmp_path, monkeypatch)
     made = bundle.build()
     (kept,) = (tmp_path / "orchestrator/__pycache__").glob("bundle-*.pyz")
@@ -109,9 +109,8 @@ def test_a_kept_bundle_is_taken_only_as_it_was_made(tmp_path: Path, monkeypatch:
     bundle.build()
 
 
-def test_what_cannot_be_kept_beside_the_code_is_kept_in_the_job_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uncachable_bundle_is_cached_in_job_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle that cannot be cached beside the code is cached in the job home."""
     make_small(tmp_path, monkeypatch)
     (tmp_path / "orchestrator/__pycache__").write_text("no folder, as where nothing may be written")
     home = tmp_path / "home"
@@ -123,9 +122,8 @@ def test_what_cannot_be_kept_beside_the_code_is_kept_in_the_job_home(
     assert bundle.build(home) == made
 
 
-def test_code_that_cannot_be_written_down_is_left_to_the_sources(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_bytecode_is_left_to_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytecode that cannot be written is left to the sources."""
     make_small(tmp_path, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr("marshal.dumps", _refuse)

@@ -24,7 +24,8 @@ from tests.support import fake_host, jobs
 from tests.support.fake_backend import folder_of
 
 
-def test_private_files_are_private_and_secrets_are_kept_apart_from_the_environment(tmp_path: Path) -> None:
+def test_private_files_are_private_and_secrets_separate(tmp_path: Path) -> None:
+    """Private files are private, and secrets are kept apart from the environment."""
     environ = {"HF_TOKEN": "hf_0123456789abcdef", "HF_HOME": "/data/hf", "RANK": "7"}
     folder = tmp_path / "secrets"
     credentials.write_credentials(folder, jobs.plan(secrets=["HF_TOKEN"]), environ, "https://h.example/t0ken")
@@ -50,12 +51,11 @@ TORN: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("damage", TORN)
-@pytest.mark.parametrize(
-    "name", ["token", "certificate.pem", "key.pem", "environment.json", "secrets.json", "missing"]
-)
-def test_no_supervisor_works_with_damaged_secrets_and_it_says_so_in_one_line(
+@pytest.mark.parametrize("name", ["token", "certificate.pem", "key.pem", "environment.json", "secrets.json", "missing"])
+def test_supervisor_refuses_damaged_secrets_in_one_line(
     tmp_path: Path, name: str, damage: str, streams: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """No supervisor works with damaged secrets, and it says so in one line."""
     job, _ = folder_of(tmp_path)
     if name == "missing":
         (job.secrets / "token").unlink()
@@ -71,9 +71,10 @@ def test_no_supervisor_works_with_damaged_secrets_and_it_says_so_in_one_line(
 
 
 @pytest.mark.parametrize("name", ["certificate.pem", "key.pem"])
-def test_a_certificate_or_a_key_with_another_text_in_its_frame_is_said_in_one_line(
+def test_damaged_certificate_is_reported_in_one_line(
     tmp_path: Path, name: str, streams: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """A certificate or key with another text in its frame is reported in one line."""
     job, _ = folder_of(tmp_path)
     first, *_, last = (job.secrets / name).read_text().splitlines()
     (job.secrets / name).write_text(f"{first}\nAAAA\n{last}\n")
@@ -83,7 +84,7 @@ def test_a_certificate_or_a_key_with_another_text_in_its_frame_is_said_in_one_li
 
 
 @pytest.mark.parametrize("token", ["", "t" * 63, "F" * 64, "f" * 64 + "\n"])
-def test_no_agent_works_with_a_token_that_is_empty_or_torn(
+def test_agent_refuses_empty_or_torn_token(
     tmp_path: Path,
     token: str,
     streams: None,
@@ -101,7 +102,7 @@ def test_no_agent_works_with_a_token_that_is_empty_or_torn(
     assert not job_folder.is_submit_folder(job, token), "an empty folder would pass for the job's own"
 
 
-def test_secrets_are_on_disk_before_the_job_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_on_disk_before_job_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(durable, "sync_folder", synced.append)
     monkeypatch.setattr(credentials, "sync_folder", synced.append)

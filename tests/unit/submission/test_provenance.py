@@ -56,7 +56,7 @@ def test_a_clean_commit_is_recorded(tmp_path: Path) -> None:
     assert not job.dirty_diff.exists()
 
 
-def test_what_is_not_committed_is_kept_as_a_diff_that_applies(tmp_path: Path) -> None:
+def test_uncommitted_changes_are_kept_as_applicable_diff(tmp_path: Path) -> None:
     work = _repo(tmp_path)
     (work / "a.py").write_text("b\n")
     job, known = _recorded(tmp_path, work)
@@ -67,26 +67,27 @@ def test_what_is_not_committed_is_kept_as_a_diff_that_applies(tmp_path: Path) ->
     assert (work / "a.py").read_text() == "b\n"
 
 
-def test_without_git_there_is_no_commit_and_no_error(tmp_path: Path) -> None:
+def test_missing_git_gives_no_commit_and_no_error(tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     _, known = _recorded(tmp_path, tmp_path / "plain")
     assert (known["git_commit"], known["git_dirty"]) == (None, None)
 
 
-def test_a_repository_without_a_commit_is_no_error(tmp_path: Path) -> None:
+def test_repository_without_commit_is_no_error(tmp_path: Path) -> None:
     _git(tmp_path, "init", "-q", "new")
     _, known = _recorded(tmp_path, tmp_path / "new")
     assert known["git_commit"] is None
 
 
-def test_only_a_python_is_asked_for_its_packages_and_a_missing_one_is_no_error(tmp_path: Path) -> None:
+def test_packages_are_asked_only_of_python(tmp_path: Path) -> None:
+    """Only a Python is asked for its packages, and a missing one is no error."""
     job = JobDir(tmp_path)
     provenance.list_packages(job, "bash")
     provenance.list_packages(job, "/no/such/python3")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_packages_of_the_ranks_python_are_listed_with_their_versions(tmp_path: Path) -> None:
+def test_packages_of_rank_python_are_listed_with_versions(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
     process = provenance.list_packages(job, sys.executable, after_s=0.0)
     assert process is not None and process.wait(60) == 0

@@ -66,12 +66,14 @@ def _script(plan: Plan, job: JobDir = JOB, python: str = "/usr/bin/python3") -> 
 
 
 @pytest.mark.parametrize("name", PLANS | SSH_PLANS)
-def test_the_launch_script_is_the_one_that_was_looked_at(name: str) -> None:
+def test_launch_script_matches_golden_file(name: str) -> None:
+    """The launch script is the one that was reviewed."""
     golden.check(name, _script((PLANS | SSH_PLANS)[name]))
 
 
 @pytest.mark.parametrize("name", SLURM_PLANS)
-def test_the_scripts_for_slurm_are_those_that_were_looked_at(name: str) -> None:
+def test_slurm_scripts_match_golden_files(name: str) -> None:
+    """The scripts for Slurm are those that were reviewed."""
     batch, agent = render(SLURM_PLANS[name], JOB, "/usr/bin/python3")
     assert (batch.name, agent.name, batch.mode, agent.mode) == ("slurm.sh", "agent.sh", 0o755, 0o755)
     golden.check(f"{name}.sh", batch.text)
@@ -80,16 +82,16 @@ def test_the_scripts_for_slurm_are_those_that_were_looked_at(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS | SSH_PLANS)
-def test_shells_and_shellcheck_find_no_fault(name: str, tmp_path: Path) -> None:
+def test_shells_and_shellcheck_accept_launch_scripts(name: str, tmp_path: Path) -> None:
+    """Shells and shellcheck find no fault in the launch scripts."""
     _check(_script((PLANS | SSH_PLANS)[name]), tmp_path / name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLURM_PLANS)
 @pytest.mark.parametrize("number", [0, 1])
-def test_shells_and_shellcheck_find_no_fault_in_those_for_slurm(
-    name: str, number: int, tmp_path: Path
-) -> None:
+def test_shells_and_shellcheck_accept_slurm_scripts(name: str, number: int, tmp_path: Path) -> None:
+    """Shells and shellcheck find no fault in the scripts for Slurm."""
     _check(render(SLURM_PLANS[name], JOB, "/usr/bin/python3")[number].text, tmp_path / name)
 
 
@@ -97,9 +99,7 @@ def _check(text: str, script: Path, shells: Sequence[str] = ("sh", "bash")) -> N
     script.write_text(text)
     checks = [[shell, "-n"] for shell in shells] + [[_shellcheck(), "-s", shells[0]]]
     for words in checks:
-        done = subprocess.run(
-            [*words, script], capture_output=True, text=True, timeout=RUN_S_MAX, check=False
-        )
+        done = subprocess.run([*words, script], capture_output=True, text=True, timeout=RUN_S_MAX, check=False)
         assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
@@ -113,24 +113,23 @@ def _shellcheck() -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", KEPT_SCRIPTS, ids=lambda path: path.name)
-def test_shells_and_shellcheck_find_no_fault_in_the_scripts_of_this_repository(
-    path: Path, tmp_path: Path
-) -> None:
+def test_shells_and_shellcheck_accept_repository_scripts(path: Path, tmp_path: Path) -> None:
+    """Shells and shellcheck find no fault in the scripts of this repository."""
     text = path.read_text()
     shells = ("sh", "bash") if text.startswith("#!/bin/sh\n") else ("bash",)
     _check(text, tmp_path / path.name, shells)
 
 
-def test_every_node_has_a_script_of_its_own_that_can_be_run() -> None:
+def test_every_node_has_own_executable_script() -> None:
     files = render(jobs.plan(nodes=3), JOB, "/usr/bin/python3")
     assert [(file.name, file.mode) for file in files] == [(f"node-{n}.sh", 0o755) for n in range(3)]
     assert "Ranks 4, 5 of 6" in files[2].text
 
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)
-names = st.text(
-    st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=30
-).filter(lambda name: name not in (".", ".."))
+names = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=30).filter(
+    lambda name: name not in (".", "..")
+)
 
 lines = names.filter(lambda name: "\n" not in name)  # as the field `python` takes them
 
@@ -140,7 +139,7 @@ lines = names.filter(lambda name: "\n" not in name)  # as the field `python` tak
 @given(texts, st.lists(texts, max_size=3), st.lists(texts, min_size=1, max_size=3), lines, names)
 @example(EVIL, [EVIL], [EVIL], EVIL.replace("/", "_"), "$(touch EVIL)")
 @example("", ["exec false"], ["a\nexec false"], "-x", "'")
-def test_no_text_of_a_spec_runs_or_breaks_a_line(
+def test_spec_text_neither_runs_nor_breaks_lines(
     text: str, setup: list[str], argv: list[str], python: str, folder: str
 ) -> None:
     with tempfile.TemporaryDirectory() as place:
@@ -193,7 +192,7 @@ def _argv_seen(script: str, place: Path, end: int, file: Path | None = None) -> 
 
 
 @given(texts, st.lists(texts, max_size=3), st.lists(texts, min_size=1, max_size=3))
-def test_a_text_stays_on_its_own_line_of_the_script(text: str, setup: list[str], argv: list[str]) -> None:
+def test_text_stays_on_its_script_line(text: str, setup: list[str], argv: list[str]) -> None:
     node = dataclasses.replace(jobs.plan().nodes[0], host=text)
     plan = dataclasses.replace(jobs.plan(), id=text, nodes=(node,), setup=tuple(setup), argv=tuple(argv))
     script = _script(plan)
@@ -201,14 +200,14 @@ def test_a_text_stays_on_its_own_line_of_the_script(text: str, setup: list[str],
     assert len(script.splitlines()) == len(plain.splitlines())
 
 
-def test_neither_secrets_nor_environment_are_in_a_script() -> None:
+def test_script_has_neither_secrets_nor_environment() -> None:
     plan = jobs.plan(secrets=["HF_TOKEN"], env={"WANDB_MODE": "offline"})
     assert all(word not in _script(plan) for word in ("HF_TOKEN", "WANDB_MODE", "offline"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("missing", "code"), [("python", 127), ("bundle", 66)])
-def test_what_a_node_lacks_is_said_in_a_line(missing: str, code: int, tmp_path: Path) -> None:
+def test_missing_node_requirement_is_reported_in_one_line(missing: str, code: int, tmp_path: Path) -> None:
     job = JobDir(tmp_path)
     if missing != "bundle":
         job.bundle.touch()
@@ -220,7 +219,7 @@ def test_what_a_node_lacks_is_said_in_a_line(missing: str, code: int, tmp_path: 
     assert done.stderr.startswith(f"{missing}: ") and done.stderr.count("\n") == 1
 
 
-def test_a_missing_template_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_template_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render_module, "TEMPLATES", tmp_path)
     render_module.template_environment.cache_clear()
     try:

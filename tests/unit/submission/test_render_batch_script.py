@@ -87,7 +87,7 @@ def stage(tmp_path: Path) -> Iterator[Callable[[str], Stage]]:
 
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("code", [0, 1])
-def test_the_jobs_end_is_the_batch_scripts(stage: Callable[[str], Stage], shell: str, code: int) -> None:
+def test_batch_script_exits_like_the_job(stage: Callable[[str], Stage], shell: str, code: int) -> None:
     on = stage(f'touch "$ENDED"; exit {code}')
     assert on.run(shell) == (code, "")
     assert (on.place / "saw").read_bytes().split(b"\0")[:-1] == [
@@ -96,7 +96,8 @@ def test_the_jobs_end_is_the_batch_scripts(stage: Callable[[str], Stage], shell:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_supervisor_that_dies_is_started_again(stage: Callable[[str], Stage], shell: str) -> None:
+def test_dead_supervisor_is_restarted(stage: Callable[[str], Stage], shell: str) -> None:
+    """A supervisor that dies is started again."""
     play = 'test "$(grep -c . "$SAW.count")" -gt 2 && { touch "$ENDED"; exit 0; }; '
     on = stage(play + 'test "$(grep -c . "$SAW.count")" -gt 1 && exit 1; kill -KILL $$')
     code, said = on.run(shell)
@@ -105,35 +106,30 @@ def test_a_supervisor_that_dies_is_started_again(stage: Callable[[str], Stage], 
     assert "ended with code 1, see" in said, "a traceback is no end of the job"
 
 
-def test_nodes_are_not_held_for_a_job_folder_that_stays_unfit(stage: Callable[[str], Stage]) -> None:
+def test_nodes_are_released_if_job_folder_stays_unusable(stage: Callable[[str], Stage]) -> None:
     on = stage(f'echo "the journal is gone; fix: restore it" >&2; exit {EXIT_UNFIT_FOLDER}')
     code, said = on.run()
-    assert (code, on.starts) == (1, 1) and said.endswith(
-        "cannot work: the journal is gone; fix: restore it\n"
-    )
+    assert (code, on.starts) == (1, 1) and said.endswith("cannot work: the journal is gone; fix: restore it\n")
 
 
-def test_a_supervisor_that_always_dies_is_given_up(stage: Callable[[str], Stage]) -> None:
+def test_constantly_dying_supervisor_is_given_up(stage: Callable[[str], Stage]) -> None:
+    """A supervisor that always dies is given up."""
     on = stage("exit 9")
     on.batch = dataclasses.replace(on.batch, text=on.batch.text.replace("PAUSE_S_MAX=15", "PAUSE_S_MAX=0"))
     code, said = on.run()
     assert (code, on.starts) == (1, 20) and "the supervisor ended 20 times" in said
 
 
-def test_a_requeue_that_was_asked_for_is_waited_for_and_not_for_ever(stage: Callable[[str], Stage]) -> None:
+def test_requested_requeue_is_waited_for_within_limit(stage: Callable[[str], Stage]) -> None:
     on = stage("exit 75")
-    on.batch = dataclasses.replace(
-        on.batch, text=on.batch.text.replace("REQUEUE_S_MAX=300", "REQUEUE_S_MAX=0")
-    )
+    on.batch = dataclasses.replace(on.batch, text=on.batch.text.replace("REQUEUE_S_MAX=300", "REQUEUE_S_MAX=0"))
     code, said = on.run()
     assert (code, on.starts) == (1, 1) and "Slurm has not taken the nodes back" in said
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("name", ["USR1", "TERM"])
-def test_signals_are_passed_on_and_the_supervisor_is_waited_for(
-    stage: Callable[[str], Stage], shell: str, name: str
-) -> None:
+def test_signals_are_passed_on_to_awaited_supervisor(stage: Callable[[str], Stage], shell: str, name: str) -> None:
     play = f'trap \'touch "$ENDED"; sleep 0.1; exit 1\' {name}; touch "$SAW.up"; while :; do sleep 0.02; done'
     on = stage(play)
     process = on.start(on.batch.text, shell)
@@ -144,9 +140,7 @@ def test_signals_are_passed_on_and_the_supervisor_is_waited_for(
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_supervisor_that_a_signal_ends_is_followed_by_one_that_is_told_of_it(
-    stage: Callable[[str], Stage], shell: str
-) -> None:
+def test_supervisor_ended_by_signal_gets_notified_successor(stage: Callable[[str], Stage], shell: str) -> None:
     play = 'test "$ORCH_ENDING" = "USR1 TERM" && { touch "$ENDED"; exit 1; }; touch "$SAW.up"; exec sleep 20'
     on = stage(play)
     process = on.start(on.batch.text, shell)
@@ -159,7 +153,7 @@ def test_a_supervisor_that_a_signal_ends_is_followed_by_one_that_is_told_of_it(
     assert process.returncode == 1 and on.told() == ["", "USR1", "USR1 TERM"]
 
 
-def test_nothing_starts_before_the_folder_knows_the_job(stage: Callable[[str], Stage]) -> None:
+def test_nothing_starts_before_folder_knows_job(stage: Callable[[str], Stage]) -> None:
     on = stage('touch "$ENDED"; exit 0')
     on.job.slurm.write_text('["3"]')
     process = on.start(on.batch.text)
@@ -171,7 +165,7 @@ def test_nothing_starts_before_the_folder_knows_the_job(stage: Callable[[str], S
     process.communicate()
 
 
-def test_a_job_that_the_folder_does_not_know_gives_up(stage: Callable[[str], Stage]) -> None:
+def test_job_unknown_to_folder_gives_up(stage: Callable[[str], Stage]) -> None:
     on = stage("exit 0")
     on.job.slurm.write_text('["12", "13"]')
     short = on.batch.text.replace("HAND_OVER_TICKS_MAX=600", "HAND_OVER_TICKS_MAX=1")
@@ -180,12 +174,13 @@ def test_a_job_that_the_folder_does_not_know_gives_up(stage: Callable[[str], Sta
     assert (code, on.starts) == (1, 0) and "nothing was started" in said
 
 
-def test_after_a_resume_the_old_job_starts_no_supervisor_again(stage: Callable[[str], Stage]) -> None:
+def test_old_job_starts_no_supervisor_after_resume(stage: Callable[[str], Stage]) -> None:
+    """After a resume the old Slurm job does not start the supervisor again."""
     on = stage('echo \'["12", "13"]\' >"$(dirname "$ENDED")/slurm.json"; exit 0')
     assert on.run() == (0, "") and on.starts == 1
 
 
-def test_what_a_node_lacks_is_said_in_a_line(stage: Callable[[str], Stage]) -> None:
+def test_missing_node_requirement_is_reported_in_one_line(stage: Callable[[str], Stage]) -> None:
     on = stage("exit 0")
     on.job.bundle.unlink()
     code, said = on.run()
@@ -194,9 +189,10 @@ def test_what_a_node_lacks_is_said_in_a_line(stage: Callable[[str], Stage]) -> N
     assert process.communicate(timeout=WAIT_S_MAX)[0].startswith("n1: bundle: ") and process.returncode == 66
 
 
-def test_an_agent_is_started_in_a_folder_of_its_node_and_its_words_go_to_srun(
+def test_agent_starts_in_folder_of_its_node(
     stage: Callable[[str], Stage],
 ) -> None:
+    """An agent is started in a folder of its node, and its output goes to srun."""
     on = stage("echo up; exit 3")
     process = on.start(on.agent.text, SLURMD_NODENAME="gpu-7")
     assert (process.communicate(timeout=WAIT_S_MAX)[0], process.returncode) == ("up\n", 3)
@@ -216,9 +212,7 @@ def _until(holds: Callable[[], bool], what: str) -> None:
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
 lines = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" "), max_size=40)
-folders = lines.map(lambda text: re.sub(r"[/\\%]", "_", text)).filter(
-    lambda text: text not in ("", ".", "..")
-)
+folders = lines.map(lambda text: re.sub(r"[/\\%]", "_", text)).filter(lambda text: text not in ("", ".", ".."))
 """Names of folders that sbatch can be told."""
 
 EVIL = "x'y\"z $(touch EVIL) `touch EVIL` \\ ; touch EVIL # & | > EVIL \t é 日本 ${HOME} -e"
@@ -233,14 +227,12 @@ EVIL = "x'y\"z $(touch EVIL) `touch EVIL` \\ ; touch EVIL # & | > EVIL \t é 日
     EVIL.replace("\t", ""),
     "$(touch EVIL)'",
 )
-def test_no_text_of_a_spec_runs_in_the_scripts(
+def test_spec_text_does_not_run_in_scripts(
     text: str, setup: list[str], argv: list[str], option: str, folder: str
 ) -> None:
     assert PLAN.slurm is not None
     slurm = dataclasses.replace(PLAN.slurm, options=(f"--comment={option}", f"--job-name={option}"))
-    plan = dataclasses.replace(
-        PLAN, id=text, setup=tuple(setup), argv=tuple(argv), env={"A": text}, slurm=slurm
-    )
+    plan = dataclasses.replace(PLAN, id=text, setup=tuple(setup), argv=tuple(argv), env={"A": text}, slurm=slurm)
     with tempfile.TemporaryDirectory() as place:
         on = Stage(Path(place), 'touch "$ENDED"; exit 0', plan)
         moved = JobDir(on.job.root.rename(Path(place) / f"f{folder}"))

@@ -40,9 +40,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 
 
 @pytest.mark.slow
-def test_of_several_who_resume_a_job_at_once_one_does_and_the_others_are_told(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_only_one_of_concurrent_resumes_succeeds(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """One of several concurrent resumes succeeds, and the others are refused."""
     folder = job(tmp_path, "7")
     (folder.scripts / "slurm.sh").write_text("#!/bin/sh\n")
     Journal(folder.journal, "boot", 0).write(e.SupervisorStarted(0.0, 1))
@@ -64,7 +63,7 @@ def test_of_several_who_resume_a_job_at_once_one_does_and_the_others_are_told(
     assert (slurm.calls("sbatch"), json.loads(folder.slurm.read_text())) == (["sbatch"], ["7", "8"])
 
 
-def test_who_waits_too_long_for_another_resume_is_told(tmp_path: Path) -> None:
+def test_resume_waiting_too_long_for_another_is_refused(tmp_path: Path) -> None:
     folder = folders.failed(tmp_path)
     with locks.hold_resume_lock(folder) as mine, locks.hold_resume_lock(folder, 0.0) as other:
         assert (mine, other) == (True, False)
@@ -72,9 +71,7 @@ def test_who_waits_too_long_for_another_resume_is_told(tmp_path: Path) -> None:
         assert later
 
 
-def test_a_resume_whose_supervisor_does_not_come_up_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_with_failing_supervisor_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folders.failed(tmp_path)
     folder.scripts.mkdir(exist_ok=True)
     folder.cleaned_hosts.write_text("[]")

@@ -52,9 +52,7 @@ def _refusal(tmp_path: Path, slurm: FakeSbatch, said: str) -> OrchError:
     return told.value
 
 
-def test_a_submit_hands_the_rendered_script_to_sbatch_and_keeps_the_id(
-    tmp_path: Path, slurm: FakeSbatch
-) -> None:
+def test_submit_passes_script_to_sbatch_and_keeps_id(tmp_path: Path, slurm: FakeSbatch) -> None:
     job = _submit(tmp_path, slurm)
     assert json.loads(job.slurm.read_text()) == ["7"]
     assert slurm.seen("argv") == ["--parsable", str(job.scripts / "slurm.sh")]
@@ -62,7 +60,7 @@ def test_a_submit_hands_the_rendered_script_to_sbatch_and_keeps_the_id(
     assert not job.supervisor_log.exists() and not job.endpoint.exists()
 
 
-def test_a_submit_from_within_a_job_says_nothing_of_that_job(tmp_path: Path, slurm: FakeSbatch) -> None:
+def test_submit_inside_job_passes_none_of_its_variables(tmp_path: Path, slurm: FakeSbatch) -> None:
     around = {"SLURM_JOB_ID": "3", "SLURM_NTASKS": "8", "SBATCH_NO_REQUEUE": "1", "SLURM_CONF": "/etc/s.conf"}
     job = _submit(tmp_path, slurm, **around, HF_HOME="/data/hf", TMPDIR="/tmp")
     given = {line.partition("=")[0] for line in slurm.seen("env")} - {"PWD", "SHLVL", "_", "OLDPWD"}
@@ -70,7 +68,8 @@ def test_a_submit_from_within_a_job_says_nothing_of_that_job(tmp_path: Path, slu
     assert json.loads((job.secrets / "environment.json").read_text())["HF_HOME"] == "/data/hf"
 
 
-def test_what_sbatch_refuses_is_the_users_error_in_its_own_words(tmp_path: Path, slurm: FakeSbatch) -> None:
+def test_sbatch_refusal_is_user_error_verbatim(tmp_path: Path, slurm: FakeSbatch) -> None:
+    """A refusal by sbatch is the user's error in sbatch's own words."""
     said = "Batch job submission failed: Invalid partition name specified"
     err = _refusal(tmp_path, slurm, said)
     assert isinstance(err, UserError) and err.where.endswith("job.yaml:6: slurm")
@@ -78,9 +77,8 @@ def test_what_sbatch_refuses_is_the_users_error_in_its_own_words(tmp_path: Path,
     assert slurm.calls == 1
 
 
-def test_a_job_whose_id_cannot_be_written_is_taken_out_of_the_queue_again(
-    tmp_path: Path, slurm: FakeSbatch
-) -> None:
+def test_job_with_unwritable_id_is_cancelled_again(tmp_path: Path, slurm: FakeSbatch) -> None:
+    """A job whose ID cannot be written is taken out of the queue again."""
     (slurm.folder / "say").write_text("mkdir ${2%/scripts/*}/slurm.json; echo Submitted batch job 7\n")
     with pytest.raises(ClusterError, match="cannot be written"):
         _submit(tmp_path, slurm)
@@ -88,14 +86,15 @@ def test_a_job_whose_id_cannot_be_written_is_taken_out_of_the_queue_again(
     assert list((tmp_path / "home" / "jobs").iterdir()) == []
 
 
-def test_a_slurm_that_trusts_nobody_is_the_clusters_error(tmp_path: Path, slurm: FakeSbatch) -> None:
+def test_authentication_failure_is_cluster_error(tmp_path: Path, slurm: FakeSbatch) -> None:
+    """A Slurm that rejects the credential is the cluster's error."""
     assert isinstance(_refusal(tmp_path, slurm, "Invalid authentication credential"), ClusterError)
 
 
 @pytest.mark.parametrize(
     "answer", ["12", "12;east", "Submitted batch job 12", "Submitted batch job 12 on cluster east"]
 )
-def test_the_id_is_in_a_line_of_sbatchs_own(tmp_path: Path, slurm: FakeSbatch, answer: str) -> None:
+def test_id_is_found_in_sbatchs_own_line(tmp_path: Path, slurm: FakeSbatch, answer: str) -> None:
     slurm.answer(f"Hint: your job 7 of yesterday used little of its memory\n{answer}\njob 3 may be next")
     assert json.loads(_submit(tmp_path, slurm).slurm.read_text()) == ["12"]
 
@@ -103,9 +102,8 @@ def test_the_id_is_in_a_line_of_sbatchs_own(tmp_path: Path, slurm: FakeSbatch, a
 @pytest.mark.parametrize(
     "words", ["job_submit plugin", "ask for your credential", "the scheduler timed out on such jobs"]
 )
-def test_the_words_of_a_site_do_not_tell_what_kind_of_refusal_it_is(
-    tmp_path: Path, slurm: FakeSbatch, words: str
-) -> None:
+def test_site_messages_do_not_classify_refusal(tmp_path: Path, slurm: FakeSbatch, words: str) -> None:
+    """The messages of a site do not tell which kind of refusal it is."""
     err = _refusal(
         tmp_path,
         slurm,
@@ -114,21 +112,21 @@ def test_the_words_of_a_site_do_not_tell_what_kind_of_refusal_it_is(
     assert isinstance(err, UserError) and words in err.what and slurm.calls == 1
 
 
-def test_a_controller_that_is_away_for_a_moment_is_asked_again(tmp_path: Path, slurm: FakeSbatch) -> None:
+def test_briefly_unavailable_controller_is_retried(tmp_path: Path, slurm: FakeSbatch) -> None:
+    """A controller that is unavailable for a moment is asked again."""
     away = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"
     slurm.answer("", away, 1, call=1)
     slurm.answer("", "sbatch: error: Socket timed out on send/recv operation", 1, call=2)
     assert json.loads(_submit(tmp_path, slurm).slurm.read_text()) == ["7"] and slurm.calls == 3
 
 
-def test_a_controller_that_stays_away_is_the_clusters_error(tmp_path: Path, slurm: FakeSbatch) -> None:
+def test_unavailable_controller_is_cluster_error(tmp_path: Path, slurm: FakeSbatch) -> None:
     err = _refusal(tmp_path, slurm, "Unable to contact slurm controller (connect failure)")
     assert isinstance(err, ClusterError) and "scontrol ping" in err.fix and slurm.calls == sbatch.TRIES_MAX
 
 
-def test_an_sbatch_that_hangs_is_given_up(
-    tmp_path: Path, slurm: FakeSbatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_sbatch_times_out(tmp_path: Path, slurm: FakeSbatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An sbatch that hangs is given up."""
     monkeypatch.setattr(sbatch, "COMMAND_S_MAX", 0.2)
     (slurm.folder / "say").write_text("exec sleep 20\n")
     with pytest.raises(ClusterError, match="gave no answer within"):
@@ -136,13 +134,14 @@ def test_an_sbatch_that_hangs_is_given_up(
     assert list((tmp_path / "home" / "jobs").iterdir()) == []
 
 
-def test_an_sbatch_without_an_id_is_the_clusters_error(tmp_path: Path, slurm: FakeSbatch) -> None:
+def test_sbatch_without_id_is_cluster_error(tmp_path: Path, slurm: FakeSbatch) -> None:
     slurm.answer("thanks")
     with pytest.raises(ClusterError, match="told no id of a job: thanks"):
         _submit(tmp_path, slurm)
 
 
-def test_without_slurm_there_is_nothing_to_submit_to(tmp_path: Path, slurm: FakeSbatch) -> None:
+def test_missing_slurm_refuses_submit(tmp_path: Path, slurm: FakeSbatch) -> None:
+    """Without Slurm there is nothing to submit to."""
     (slurm.folder / "sbatch").unlink()
     with pytest.raises(ClusterError, match="not found on this machine: sbatch") as told:
         _submit(tmp_path, slurm, PATH=str(slurm.folder))
@@ -157,7 +156,8 @@ def _ended(tmp_path: Path, slurm: FakeSbatch) -> JobDir:
     return job
 
 
-def test_a_resume_queues_the_job_again_and_writes_the_id_last(tmp_path: Path, slurm: FakeSbatch) -> None:
+def test_resume_requeues_job_and_writes_id_last(tmp_path: Path, slurm: FakeSbatch) -> None:
+    """A resume queues the job again and writes the ID last."""
     job, fitted = _ended(tmp_path, slurm), list[int]()
     resume.resume(job, Job(job).plan(), 3, ("nodes=1",), slurm.environ, fitted.append)
     assert json.loads(job.slurm.read_text()) == ["7", "9"]
@@ -167,7 +167,7 @@ def test_a_resume_queues_the_job_again_and_writes_the_id_last(tmp_path: Path, sl
     assert "--nodes=1" in (job.scripts / "slurm.sh").read_text() and slurm.calls == 2
 
 
-def test_a_resume_that_sbatch_refuses_changes_nothing(tmp_path: Path, slurm: FakeSbatch) -> None:
+def test_resume_refused_by_sbatch_changes_nothing(tmp_path: Path, slurm: FakeSbatch) -> None:
     job = _ended(tmp_path, slurm)
     before = {path: path.read_bytes() for path in sorted(job.root.rglob("*")) if path.is_file()}
     slurm.answer("", "sbatch: error: Batch job submission failed: Invalid partition name specified", 1)
@@ -177,14 +177,14 @@ def test_a_resume_that_sbatch_refuses_changes_nothing(tmp_path: Path, slurm: Fak
     assert after == before
 
 
-def test_a_refused_check_is_told_as_a_refused_submit(slurm: FakeSbatch) -> None:
+def test_refused_check_is_reported_like_submit(slurm: FakeSbatch) -> None:
     slurm.answer("", "allocation failure: Memory specification can not be satisfied", 1)
     with pytest.raises(UserError, match="Memory specification can not be satisfied") as told:
         sbatch.test_only("#!/bin/sh\n#SBATCH --mem=900G\n", slurm.environ, lambda key: f"job.yaml:1: {key}")
     assert told.value.where == "job.yaml:1: slurm" and "sinfo" in told.value.fix
 
 
-def test_a_check_says_what_sbatch_thinks_of_the_job(tmp_path: Path, slurm: FakeSbatch) -> None:
+def test_check_shows_sbatch_verdict_on_job(tmp_path: Path, slurm: FakeSbatch) -> None:
     slurm.answer("", "sbatch: Job 8 to start at 2026-11-21T06:35:43 using 4 processors on nodes n[1-2]")
     assert sbatch.test_only("#!/bin/sh\n", slurm.environ, str).startswith("Job 8 to start at")
     assert slurm.seen("argv") == ["--test-only"] and slurm.seen("stdin") == ["#!/bin/sh"]

@@ -61,9 +61,7 @@ def _taken(root: Path, to: Path, leave_out: Path = NOWHERE) -> dict[str, str]:
     return found
 
 
-def test_git_copies_what_it_tracks_or_would_track_and_links_what_it_ignores(
-    repo: Path, tmp_path: Path
-) -> None:
+def test_git_copies_tracked_files_and_links_ignored_ones(repo: Path, tmp_path: Path) -> None:
     taken = _taken(repo, tmp_path / "to")
     assert taken == {
         "train.py": "this is train.py\n", "pkg/model.py": "this is pkg/model.py\n", ".gitignore": "data/\n*.log\n",
@@ -71,34 +69,30 @@ def test_git_copies_what_it_tracks_or_would_track_and_links_what_it_ignores(
     }  # fmt: skip
 
 
-def test_an_edit_after_the_snapshot_does_not_reach_it_and_an_uncommitted_one_before_does(
-    repo: Path, tmp_path: Path
-) -> None:
+def test_snapshot_has_uncommitted_edits_but_not_later_ones(repo: Path, tmp_path: Path) -> None:
     (repo / "train.py").write_text("edited\n")
     taken = _taken(repo, tmp_path / "to")
     (repo / "train.py").write_text("edited again\n")
     assert taken["train.py"] == (tmp_path / "to/train.py").read_text() == "edited\n"
 
 
-def test_a_tracked_file_that_was_deleted_is_left_out(repo: Path, tmp_path: Path) -> None:
+def test_deleted_tracked_file_is_left_out(repo: Path, tmp_path: Path) -> None:
     (repo / "train.py").unlink()
     assert "train.py" not in _taken(repo, tmp_path / "to")
 
 
-def test_a_folder_inside_a_repository_is_taken_alone(repo: Path, tmp_path: Path) -> None:
+def test_folder_inside_repository_is_copied_alone(repo: Path, tmp_path: Path) -> None:
     assert _taken(repo / "pkg", tmp_path / "to") == {"model.py": "this is pkg/model.py\n"}
 
 
-def test_without_git_everything_is_copied(tmp_path: Path) -> None:
+def test_everything_is_copied_without_git(tmp_path: Path) -> None:
     root = tmp_path / "plain"
     _write(root, "train.py", "data/big.bin", ".hidden", "a/b/c/d.txt")
     assert set(_taken(root, tmp_path / "to")) == {"train.py", "data/big.bin", ".hidden", "a/b/c/d.txt"}
 
 
 @pytest.mark.parametrize("by_git", [True, False])
-def test_a_virtual_environment_is_linked_and_goes_to_no_host(
-    repo: Path, tmp_path: Path, by_git: bool
-) -> None:
+def test_virtual_environment_is_linked_but_not_sent(repo: Path, tmp_path: Path, by_git: bool) -> None:
     root = repo if by_git else tmp_path / "plain"
     _write(root, "a/env/pyvenv.cfg", "a/env/bin/python", "a/env/lib/torch.py", "a/env.py", "b/pyvenv.cfg")
     taken = _taken(root, tmp_path / "code")
@@ -106,12 +100,14 @@ def test_a_virtual_environment_is_linked_and_goes_to_no_host(
     assert not any(name.startswith("a/env/") for name in _members(_packed(root, tmp_path / "code.tar.gz")))
 
 
-def test_a_workdir_that_git_ignores_as_a_whole_is_copied_as_a_whole(repo: Path, tmp_path: Path) -> None:
+def test_entirely_ignored_workdir_is_copied_entirely(repo: Path, tmp_path: Path) -> None:
+    """A workdir that git ignores as a whole is copied as a whole."""
     _write(repo, "data/run/train.py", "data/run/x.log")
     assert set(_taken(repo / "data/run", tmp_path / "to")) == {"train.py", "x.log"}
 
 
-def test_a_repository_inside_and_a_submodule_come_along_without_their_git(repo: Path, tmp_path: Path) -> None:
+def test_nested_repository_and_submodule_come_without_git(repo: Path, tmp_path: Path) -> None:
+    """A repository inside and a submodule are included without their .git."""
     _write(repo, "nested/lib.py")
     _git(repo, "init", "-q", "nested")
     other = tmp_path / "other"
@@ -152,7 +148,8 @@ def test_sockets_and_pipes_are_left_out(tmp_path: Path) -> None:
         assert set(_taken(root, tmp_path / "to")) == {"train.py"}
 
 
-def test_over_the_limit_nothing_is_copied_and_the_largest_files_are_named(tmp_path: Path) -> None:
+def test_oversized_snapshot_copies_nothing_and_names_largest(tmp_path: Path) -> None:
+    """Over the limit nothing is copied, and the largest files are named."""
     root = tmp_path / "code"
     _write(root, "train.py")
     for number in range(7):
@@ -165,20 +162,21 @@ def test_over_the_limit_nothing_is_copied_and_the_largest_files_are_named(tmp_pa
     assert ".gitignore" in told.value.fix and "snapshot.limit_mb" in told.value.fix
 
 
-def test_the_job_home_inside_the_workdir_is_left_out(repo: Path, tmp_path: Path) -> None:
+def test_job_home_inside_workdir_is_left_out(repo: Path, tmp_path: Path) -> None:
     _write(repo, "runs/jobs/old/checkpoint.pt")
     assert [name for name in _taken(repo, tmp_path / "1", repo / "runs") if name.startswith("runs")] == []
     shutil.rmtree(repo / ".git")
     assert [name for name in _taken(repo, tmp_path / "2", repo / "runs") if name.startswith("runs")] == []
 
 
-def test_a_job_home_in_an_ignored_folder_is_not_linked_into_itself(repo: Path, tmp_path: Path) -> None:
+def test_job_home_in_ignored_folder_is_not_linked(repo: Path, tmp_path: Path) -> None:
     _write(repo, "data/home/jobs/old/x", "data/set/y")
     taken = _taken(repo, tmp_path / "to", repo / "data/home")
     assert taken["data"] == f"→ {repo}/data"
 
 
-def test_names_that_shells_and_git_quote_come_through(repo: Path, tmp_path: Path) -> None:
+def test_names_needing_quotes_are_preserved(repo: Path, tmp_path: Path) -> None:
+    """Names that shells and git quote are preserved."""
     names = ['a "b" $(c)', "new\nline", "tab\there", "-rf", "ünïcode 日本", "\\back"]
     for name in names:
         (repo / name).write_text("x\n")
@@ -187,7 +185,8 @@ def test_names_that_shells_and_git_quote_come_through(repo: Path, tmp_path: Path
     assert {*names, raw} <= set(_taken(repo, tmp_path / "to"))
 
 
-def test_the_mode_of_a_file_stays_but_for_whose_rights_it_runs_with(tmp_path: Path) -> None:
+def test_file_mode_is_kept_without_setuid_bits(tmp_path: Path) -> None:
+    """The mode of a file stays except for the set-user-ID and set-group-ID bits."""
     root = tmp_path / "code"
     _write(root, "run.sh")
     (root / "run.sh").chmod(0o6755)
@@ -196,7 +195,8 @@ def test_the_mode_of_a_file_stays_but_for_whose_rights_it_runs_with(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["secret.pem", "pkg"])
-def test_a_file_or_folder_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+def test_unreadable_file_or_folder_is_named(tmp_path: Path, name: str) -> None:
+    """A file or folder that cannot be read is named."""
     root = tmp_path / "code"
     _write(root, "secret.pem", "pkg/a.py")
     (root / name).chmod(0)
@@ -205,7 +205,7 @@ def test_a_file_or_folder_that_cannot_be_read_is_named(tmp_path: Path, name: str
     assert told.value.where.endswith(name)
 
 
-def test_a_file_that_vanishes_between_survey_and_copy_is_named(tmp_path: Path) -> None:
+def test_file_vanishing_before_copy_is_named(tmp_path: Path) -> None:
     root = tmp_path / "code"
     _write(root, "a.py")
     survey = snapshot.plan_snapshot(root, LIMIT_MB, NOWHERE)
@@ -215,7 +215,7 @@ def test_a_file_that_vanishes_between_survey_and_copy_is_named(tmp_path: Path) -
     assert told.value.where.endswith("a.py")
 
 
-def test_a_broken_repository_is_an_error_and_not_a_guess(tmp_path: Path) -> None:
+def test_broken_repository_is_an_error(tmp_path: Path) -> None:
     root = tmp_path / "code"
     _write(root, "train.py")
     (root / ".git").write_text("gitdir: /no/such/place\n")
@@ -224,16 +224,15 @@ def test_a_broken_repository_is_an_error_and_not_a_guess(tmp_path: Path) -> None
     assert "git cannot list this folder" in told.value.what and told.value.fix
 
 
-def test_a_repository_without_git_at_hand_is_an_error(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repository_without_git_program_is_an_error(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(UserError) as told:
         snapshot.plan_snapshot(repo, LIMIT_MB, NOWHERE)
     assert told.value.fix == "install git"
 
 
-def test_a_snapshot_of_a_folder_with_a_huge_number_of_files_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_snapshot_with_too_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot of a folder with a huge number of files is refused."""
     monkeypatch.setattr(snapshot, "FILES_MAX", 3)
     _write(tmp_path / "code", *(f"{number}.py" for number in range(5)))
     with pytest.raises(UserError, match="more than 3 files"):
@@ -257,15 +256,16 @@ def _members(path: Path) -> dict[str, tarfile.TarInfo]:
         return {member.name: member for member in archive.getmembers()}
 
 
-def test_the_archive_holds_the_copies_and_nothing_that_git_ignores(repo: Path, tmp_path: Path) -> None:
+def test_archive_holds_copies_and_nothing_ignored(repo: Path, tmp_path: Path) -> None:
     assert list(_members(_packed(repo, tmp_path / "to"))) == [".gitignore", "pkg/model.py", "train.py"]
 
 
-def test_an_archive_is_private_since_a_file_in_it_may_be(repo: Path, tmp_path: Path) -> None:
+def test_archive_is_private(repo: Path, tmp_path: Path) -> None:
+    """An archive is private, since a file in it may be."""
     assert _packed(repo, tmp_path / "to").stat().st_mode & 0o777 == 0o600
 
 
-def test_the_same_content_makes_the_same_archive(repo: Path, tmp_path: Path) -> None:
+def test_same_content_makes_same_archive(repo: Path, tmp_path: Path) -> None:
     (repo / "train.py").chmod(0o777)
     first = _packed(repo, tmp_path / "one", "data")
     for path in sorted(repo.rglob("*")):
@@ -278,9 +278,8 @@ def test_the_same_content_makes_the_same_archive(repo: Path, tmp_path: Path) -> 
     assert {(one.uid, one.gid, one.uname, one.mtime) for one in members.values()} == {(0, 0, "", 0)}
 
 
-def test_what_sync_names_goes_along_and_what_leaves_the_folder_as_the_file_itself(
-    repo: Path, tmp_path: Path
-) -> None:
+def test_sync_includes_named_files_and_follows_outer_links(repo: Path, tmp_path: Path) -> None:
+    """Files that sync names are included, and a link that leaves the folder as the file itself."""
     (tmp_path / "weights").write_text("far away")
     (repo / "data/far").symlink_to(tmp_path / "weights")
     (repo / "data/near").symlink_to("x.bin")
@@ -295,12 +294,14 @@ def test_what_sync_names_goes_along_and_what_leaves_the_folder_as_the_file_itsel
         assert far is not None and far.read() == b"far away"
 
 
-def test_sync_of_the_whole_folder_sends_all_but_the_repository(repo: Path, tmp_path: Path) -> None:
+def test_sync_of_whole_folder_excludes_only_repository(repo: Path, tmp_path: Path) -> None:
+    """sync of the whole folder sends everything except the repository."""
     names = list(_members(_packed(repo, tmp_path / "to", ".")))
     assert names == [".gitignore", "data/big.bin", "out/x.log", "pkg/model.py", "train.py"]
 
 
-def test_two_names_of_one_file_are_two_files(repo: Path, tmp_path: Path) -> None:
+def test_hard_links_become_two_files(repo: Path, tmp_path: Path) -> None:
+    """Two names of one file are two files."""
     _write(repo, "data/a")
     (repo / "data/b").hardlink_to(repo / "data/a")
     members = _members(_packed(repo, tmp_path / "to", "data"))
@@ -310,23 +311,20 @@ def test_two_names_of_one_file_are_two_files(repo: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("path", "words"), [("nope", "there is no nope"), ("../x", "lies outside"), ("/etc", "lies outside")]
 )
-def test_a_sync_that_is_not_there_or_lies_outside_is_refused(
-    repo: Path, tmp_path: Path, path: str, words: str
-) -> None:
+def test_missing_or_outside_sync_path_is_refused(repo: Path, tmp_path: Path, path: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         _packed(repo, tmp_path / "to", path)
 
 
-def test_a_sync_over_the_limit_is_refused_with_both_sizes(repo: Path, tmp_path: Path) -> None:
+def test_oversized_sync_is_refused_with_both_sizes(repo: Path, tmp_path: Path) -> None:
+    """A sync over the limit is refused with both sizes."""
     with (repo / "data/big.bin").open("wb") as file:
         file.truncate(1_600_000)
-    with pytest.raises(
-        UserError, match=r"code \(0 MB\) and ssh\.sync \(2 MB in data\) are over snapshot\.limit_mb 1"
-    ):
+    with pytest.raises(UserError, match=r"code \(0 MB\) and ssh\.sync \(2 MB in data\) are over snapshot\.limit_mb 1"):
         _packed(repo, tmp_path / "to", "data")
     assert _packed(repo, tmp_path / "to", "data", limit_mb=2).exists()
 
 
-def test_a_full_disk_is_not_the_files_fault(repo: Path, tmp_path: Path) -> None:
+def test_full_disk_is_not_blamed_on_file(repo: Path, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         snapshot.write_archive(snapshot.plan_snapshot(repo, 1, NOWHERE), repo, Path("/dev/full"))

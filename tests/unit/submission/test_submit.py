@@ -55,16 +55,15 @@ LISTED = "".join(f"{number}, {uuid}\\n" for number, uuid in enumerate(UUIDS))
         ("GPU-bbbb-2,GPU-cc", (1, 2)),
     ],
 )  # fmt: skip
-def test_the_gpus_are_those_that_cuda_may_see(
-    tmp_path: Path, visible: str | None, gpus: tuple[int, ...]
-) -> None:
+def test_gpus_are_those_visible_to_cuda(tmp_path: Path, visible: str | None, gpus: tuple[int, ...]) -> None:
+    """The GPUs are those that CUDA may see."""
     more = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert local_inventory({**_smi(tmp_path, LISTED), **more}).gpus == gpus
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("visible", ["4", "GPU-zz", "GPU-aa", "MIG-1234"])
-def test_a_gpu_that_is_not_there_is_an_error_and_not_a_cpu_job(tmp_path: Path, visible: str) -> None:
+def test_missing_gpu_is_error_not_cpu_job(tmp_path: Path, visible: str) -> None:
     with pytest.raises(ClusterError, match="is not one of the 4 GPUs") as told:
         local_inventory({**_smi(tmp_path, LISTED), "CUDA_VISIBLE_DEVICES": visible})
     assert told.value.where == f"CUDA_VISIBLE_DEVICES={visible}"
@@ -77,7 +76,7 @@ def test_a_machine_without_gpus_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_nvidia_smi_that_fails_is_an_error_and_not_a_cpu_job(tmp_path: Path) -> None:
+def test_failing_nvidia_smi_is_error_not_cpu_job(tmp_path: Path) -> None:
     environ = _smi(tmp_path, "Failed to initialize NVML: Driver/library version mismatch\\n", 18)
     with pytest.raises(ClusterError, match="Driver/library version mismatch"):
         local_inventory(environ)
@@ -85,48 +84,51 @@ def test_an_nvidia_smi_that_fails_is_an_error_and_not_a_cpu_job(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_an_nvidia_smi_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
+def test_unstartable_nvidia_smi_is_an_error(tmp_path: Path) -> None:
+    """An nvidia-smi that cannot be started is an error."""
     environ = _smi(tmp_path, "")
     (tmp_path / "bin/nvidia-smi").write_bytes(b"\x7fELF not a program")
     with pytest.raises(ClusterError, match="nvidia-smi does not answer"):
         local_inventory(environ)
 
 
-def test_missing_secrets_are_all_named_at_once(tmp_path: Path) -> None:
+def test_missing_secrets_are_all_named_together(tmp_path: Path) -> None:
     file = load(_spec(tmp_path, SPEC + "secrets: [HF_TOKEN, WANDB_API_KEY]\n"))
     with pytest.raises(UserError, match="HF_TOKEN, WANDB_API_KEY listed in secrets") as told:
         make_plan(file, {"PATH": ""}, jobs.ID, 0.0)
     assert told.value.where.endswith("job.yaml:5: secrets")
 
 
-def test_a_plan_for_slurm_needs_no_slurm_and_takes_the_submitters_defaults(tmp_path: Path) -> None:
+def test_slurm_plan_needs_no_slurm(tmp_path: Path) -> None:
+    """A plan for Slurm needs no Slurm and takes the submitter's defaults."""
     environ = {"PATH": "", "SBATCH_ACCOUNT": "lab"}
     plan = make_plan(load(_spec(tmp_path, SPEC + "backend: slurm\n")), environ, jobs.ID, 0.0)
     assert plan.slurm is not None and "--account=lab" in plan.slurm.options and plan.nodes == ()
 
 
-def test_rendering_touches_nothing(tmp_path: Path) -> None:
-    files = render_scripts(
-        _spec(tmp_path), None, ("nodes=3",), {"PATH": "", "ORCH_HOME": str(tmp_path / "home")}
-    )
+def test_rendering_changes_nothing(tmp_path: Path) -> None:
+    files = render_scripts(_spec(tmp_path), None, ("nodes=3",), {"PATH": "", "ORCH_HOME": str(tmp_path / "home")})
     assert [file.name for file in files] == ["node-0.sh", "node-1.sh", "node-2.sh"]
     assert not (tmp_path / "home").exists()
 
 
-def test_a_home_that_is_a_file_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_home_that_is_file_leaves_nothing(tmp_path: Path) -> None:
+    """A home folder that is a file leaves nothing behind."""
     (tmp_path / "home").write_text("")
     with pytest.raises(ClusterError, match="the job folder cannot be made") as told:
         submit(load(_spec(tmp_path)), {"PATH": "/usr/bin:/bin", "ORCH_HOME": str(tmp_path / "home")})
     assert "ORCH_HOME" in told.value.fix
 
 
-def test_a_home_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_unwritable_home_leaves_nothing(tmp_path: Path) -> None:
+    """A home folder that cannot be written leaves nothing behind."""
     (tmp_path / "home").mkdir(mode=0o500)
     with unprivileged(tmp_path), pytest.raises(ClusterError, match="the job folder cannot be made"):
         submit(load(_spec(tmp_path)), {"PATH": "/usr/bin:/bin", "ORCH_HOME": str(tmp_path / "home")})
 
 
-def test_a_snapshot_over_the_limit_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_oversized_snapshot_leaves_nothing(tmp_path: Path) -> None:
+    """A snapshot over the limit leaves nothing behind."""
     with (tmp_path / "data.bin").open("wb") as file:
         file.truncate(2_000_000)
     spec = _spec(tmp_path, SPEC + "snapshot: {limit_mb: 1}\n")
@@ -143,7 +145,7 @@ def _argv(job: JobDir) -> list[str]:
     return list(json.loads(job.plan.read_text())["argv"])
 
 
-def test_a_resume_with_set_plans_anew_over_what_the_submit_had_set(tmp_path: Path) -> None:
+def test_resume_with_set_plans_over_submit_overrides(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
     job.overrides.write_text(json.dumps(["entrypoint=train.py --lr 7", "restart.max=9"]))
     _replan(job, ("nodes=1",), {"PATH": ""})
@@ -160,13 +162,13 @@ def test_a_resume_with_set_plans_anew_over_what_the_submit_had_set(tmp_path: Pat
     assert [path.name for path in sorted(job.root.glob("plan.*.json"))] == ["plan.1.json", "plan.2.json"]
 
 
-def test_a_resume_renders_the_scripts_anew(tmp_path: Path) -> None:
+def test_resume_renders_scripts_again(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
     _replan(job, ("entrypoint=train.py --longer",), {"PATH": ""})
     assert "--longer" in (job.scripts / "node-1.sh").read_text()
 
 
-def test_a_resume_does_not_need_the_secrets_again(tmp_path: Path) -> None:
+def test_resume_does_not_need_secrets_again(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
     plan = json.loads(job.plan.read_text())
     job.plan.write_text(json.dumps({**plan, "secrets": ["HF_TOKEN"]}))
@@ -176,7 +178,8 @@ def test_a_resume_does_not_need_the_secrets_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["name=other", "secrets=[NEW]", "backend=ssh"])
-def test_name_secrets_and_backend_cannot_change_at_a_resume(tmp_path: Path, change: str) -> None:
+def test_name_secrets_and_backend_are_fixed_at_resume(tmp_path: Path, change: str) -> None:
+    """Name, secrets and backend cannot change at a resume."""
     job = folders.failed(tmp_path)
     before = job.plan.read_bytes()
     changes = ("backend=ssh", "ssh.hosts=[a, b]") if change == "backend=ssh" else (change,)
@@ -185,7 +188,7 @@ def test_name_secrets_and_backend_cannot_change_at_a_resume(tmp_path: Path, chan
     assert job.plan.read_bytes() == before
 
 
-def test_a_resume_reads_the_jobs_own_code_and_not_the_workdir(tmp_path: Path) -> None:
+def test_resume_reads_jobs_code_not_workdir(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
     (job.code / "other.py").write_text("")
     _replan(job, ("entrypoint=other.py",), {"PATH": ""})
@@ -194,7 +197,8 @@ def test_a_resume_reads_the_jobs_own_code_and_not_the_workdir(tmp_path: Path) ->
         _replan(job, ("entrypoint=nope.py",), {"PATH": ""})
 
 
-def test_a_resume_whose_save_does_not_fit_the_new_number_of_ranks_changes_nothing(tmp_path: Path) -> None:
+def test_resume_with_checkpoint_misfit_changes_nothing(tmp_path: Path) -> None:
+    """A resume whose checkpoint does not fit the new number of ranks changes nothing."""
     job = folders.failed(tmp_path)
     before = {path: path.read_bytes() for path in job.root.rglob("*") if path.is_file()}
 
@@ -237,7 +241,8 @@ def _over_ssh(tmp_path: Path) -> JobDir:
 
 
 @pytest.mark.slow
-def test_a_job_over_ssh_has_its_code_as_an_archive_with_what_sync_names(tmp_path: Path) -> None:
+def test_ssh_job_has_code_archive_with_synced_files(tmp_path: Path) -> None:
+    """A job over SSH has its code as an archive with what sync names."""
     job = _over_ssh(tmp_path)
     with tarfile.open(job.archive) as archive:
         assert archive.getnames() == [".gitignore", "data/corpus", "job.yaml", "lab.txt", "train.py"]
@@ -246,7 +251,7 @@ def test_a_job_over_ssh_has_its_code_as_an_archive_with_what_sync_names(tmp_path
 
 
 @pytest.mark.slow
-def test_a_resume_over_ssh_reads_the_hosts_of_the_submit(tmp_path: Path) -> None:
+def test_ssh_resume_reads_hosts_of_submit(tmp_path: Path) -> None:
     job = _over_ssh(tmp_path)
     shutil.rmtree(tmp_path / "work")
     _replan(job, ("nodes=1",), {"PATH": ""})
@@ -259,14 +264,14 @@ def test_a_resume_over_ssh_reads_the_hosts_of_the_submit(tmp_path: Path) -> None
     assert [node.name for node in Job(job).plan().nodes] == ["z2"]
 
 
-def test_a_sync_that_is_missing_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_missing_sync_path_leaves_nothing(tmp_path: Path) -> None:
     spec = _spec(tmp_path, SPEC + "backend: ssh\nssh: {hosts: 'a b', sync: nope}\n")
     with pytest.raises(UserError, match="there is no nope"):
         submit(load(spec), {"PATH": "/usr/bin:/bin", "ORCH_HOME": str(tmp_path / "home")})
     assert not (tmp_path / "home").exists()
 
 
-def test_the_example_for_slurm_becomes_a_batch_script(tmp_path: Path) -> None:
+def test_slurm_example_becomes_batch_script(tmp_path: Path) -> None:
     spec = Path(submission.__file__).resolve().parents[2] / "jobs" / "slurm.yaml"
     on_gpus, on_cpus = (
         render_scripts(spec, None, changes, {"PATH": "", "ORCH_HOME": str(tmp_path)})[0].text
@@ -277,9 +282,8 @@ def test_the_example_for_slurm_becomes_a_batch_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_whose_supervisor_does_not_come_up_is_none_and_that_one_got_no_more_of_the_environment_than_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_supervisor_start_leaves_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed supervisor start leaves no job; the supervisor got only the environment that it needs."""
     job = folders.make(tmp_path, jobs.submitted())
     job.bundle.write_text("import os, sys; sys.exit(' '.join(sorted(os.environ)))")
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789abcdef")
@@ -302,7 +306,7 @@ def _holding(job: JobDir, text: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by_set", [False, True])
-def test_the_address_of_a_webhook_is_kept_with_the_secrets_alone(tmp_path: Path, by_set: bool) -> None:
+def test_webhook_address_is_kept_only_with_secrets(tmp_path: Path, by_set: bool) -> None:
     said = (f"notify.url={HOOK}",) if by_set else ()
     (tmp_path / "work").mkdir()
     spec = _spec(tmp_path / "work", SPEC if by_set else f"{SPEC}notify: {{url: '{HOOK}'}}\n")

@@ -15,7 +15,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.core import observations
-from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import orders, reports
 from orchestrator.supervisor import translation
@@ -39,9 +39,8 @@ def _executor(job: JobDir, backend: Backend, world: DeskWorld | None = None) -> 
     return Executor(job, plan, secrets, backend, AgentConnections(plan.id, "token", ()), desk)
 
 
-def test_an_endpoint_that_still_holds_is_renewed_without_room_on_the_disk(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_valid_endpoint_is_renewed_on_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An endpoint that is still valid is renewed without space on the disk."""
     job = JobDir(tmp_path)
     job.endpoint.write_text(OLD)
     os.utime(job.endpoint, (1.0, 1.0))
@@ -61,9 +60,8 @@ def _refuse(fd: int) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_spare_is_made_ready_without_a_place_in_the_gang(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_spare_is_prepared_without_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A spare is prepared without a place in the gang."""
     executor, sent = _executor(JobDir(tmp_path), Backend()), {}
     monkeypatch.setattr(AgentConnections, "send", lambda _, node, order: sent.update({node: order}))
     for node in ("node-0", "node-1"):
@@ -72,9 +70,8 @@ def test_a_spare_is_made_ready_without_a_place_in_the_gang(
     executor.close()
 
 
-def test_a_host_is_made_ready_once_its_save_is_there_and_is_sent_nothing_more_when_its_ranks_start(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_host_is_prepared_once_after_its_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A host is prepared once it has its checkpoint, and is sent nothing more when its ranks start."""
     sent: list[object] = []
     monkeypatch.setattr(AgentConnections, "send", lambda _, node, order: sent.append(order))
     world = DeskWorld(tmp_path, "node-0", has_hosts=True)
@@ -100,7 +97,7 @@ def test_a_host_is_made_ready_once_its_save_is_there_and_is_sent_nothing_more_wh
         (),
     )
     save = world.latest()
-    resume = Checkpoint(save.path, 10, save.number)
+    resume = ResumePoint(save.path, 10, save.number)
     executor.carry_out(d.To(1.0, "why", "node-0", orders.Prepare(2, resume)), gang, 1.0)
     assert not sent
     world.arrive()
@@ -115,13 +112,11 @@ def test_a_host_is_made_ready_once_its_save_is_there_and_is_sent_nothing_more_wh
     executor.close()
 
 
-def test_what_a_backend_says_of_a_node_is_masked(tmp_path: Path) -> None:
+def test_backend_text_about_node_is_masked(tmp_path: Path) -> None:
     brain, words = Brain(), f"its last words: no access with {SECRET}"
     for news in (*jobs.submitted(), d.Launch(1.0, "needed", 1, "node-0")):
         brain.learn(news)
-    executor = _executor(
-        JobDir(tmp_path), Backend([], [("node-1", LaunchError("process", words))], words, words)
-    )
+    executor = _executor(JobDir(tmp_path), Backend([], [("node-1", LaunchError("process", words))], words, words))
     failed, gone = executor.poll(brain.facts, 2.0)
     masked = "its last words: no access with ***"
     assert isinstance(failed, e.LaunchFailed) and failed.reason == masked
@@ -145,7 +140,7 @@ def _left(*events: e.Event) -> tuple[str, ...]:
     return undismissed_hosts(facts, 101.0)
 
 
-def test_it_goes_when_all_agents_have_left() -> None:
+def test_supervisor_exits_when_all_agents_have_left() -> None:
     assert may_shut_down(100.0, 0.0, False, 100.1)
 
 
@@ -154,13 +149,14 @@ def test_agents_have_a_moment_to_leave() -> None:
     assert may_shut_down(100.0, 0.0, True, 105.1)
 
 
-def test_what_still_comes_home_is_waited_for_but_not_for_ever() -> None:
+def test_pending_transfers_are_waited_for_within_limit() -> None:
     assert not may_shut_down(100.0, 130.0, True, 134.0)
     assert may_shut_down(100.0, 130.0, True, 135.1)
     assert may_shut_down(100.0, 1000.0, True, 405.1)
 
 
-def test_a_host_whose_agent_could_not_be_dismissed_is_tried_for_a_while() -> None:
+def test_undismissed_host_is_retried_for_a_while() -> None:
+    """A host whose agent could not be dismissed is tried for a while."""
     story = Story(hosts=2)
     facts = story.brain.facts
     story.hear(story.up(0), e.AgentDisconnected(0.0, "n0"))
@@ -170,20 +166,22 @@ def test_a_host_whose_agent_could_not_be_dismissed_is_tried_for_a_while() -> Non
     assert undismissed_hosts(facts, 100.1 + LINGER_S_MAX) == ()
 
 
-def test_one_that_is_still_coming_up_is_waited_for_too() -> None:
+def test_starting_agent_is_waited_for() -> None:
+    """An agent that is still starting is waited for too."""
     facts = Story(hosts=1).brain.facts
     facts.ended_at, facts.nodes["n0"].agent_state = 100.0, AgentState.LAUNCHING
     assert undismissed_hosts(facts, 101.0) == ("n0",)
 
 
-def test_an_agent_that_was_told_to_leave_is_waited_for_until_it_says_that_it_does() -> None:
+def test_dismissed_agent_is_waited_for_until_it_leaves() -> None:
     ahead = e.QueueSeen(0.0, ("job-1",))  # so it is dismissed
     assert _left(ahead) == ("n0",)
     assert _left(ahead, e.AgentDisconnected(0.0, "n0")) == ("n0",)
     assert _left(ahead, e.AgentDisconnected(0.0, "n0", left=True)) == ()
 
 
-def test_an_agent_that_could_not_be_reached_again_may_still_be_there() -> None:
+def test_unreachable_agent_may_still_run() -> None:
+    """An agent that could not be reached again may still be running."""
     silent, failed = (
         e.AgentDisconnected(0.0, "n0"),
         e.LaunchFailed(0.0, "n0", "connect", "no", observations.Retryable.TRANSIENT),
@@ -192,7 +190,7 @@ def test_an_agent_that_could_not_be_reached_again_may_still_be_there() -> None:
     assert _left(silent, failed, e.AgentDied(0.0, "n0", "the host was restarted")) == ()
 
 
-def test_a_node_sees_this_disk_only_if_its_agent_has_said_so(tmp_path: Path) -> None:
+def test_node_sees_disk_only_if_agent_reported_it(tmp_path: Path) -> None:
     world = DeskWorld(tmp_path, "n0")
     executor = _executor(world.job, Backend(), world)
     for node, ships in (("n0", False), ("n1", True)):

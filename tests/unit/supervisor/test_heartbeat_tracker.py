@@ -7,7 +7,7 @@ import time
 from orchestrator.supervisor.heartbeat_tracker import WorkShare
 
 
-def test_work_is_put_off_until_it_takes_only_its_share() -> None:
+def test_work_is_delayed_to_its_share() -> None:
     share = WorkShare(0.05, 0.5)
     assert share.pause_s == 0.0
     with share:

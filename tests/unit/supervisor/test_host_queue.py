@@ -30,18 +30,20 @@ class Waiting:
         os.close(self.queue._fd)
 
 
-def test_the_earlier_submit_comes_first_whoever_draws_first(tmp_path: Path) -> None:
+def test_earlier_submit_comes_first_in_any_order(tmp_path: Path) -> None:
+    """The earlier submit comes first, whichever ticket was drawn first."""
     late, early = Waiting(tmp_path, "late", "a b", 20.0), Waiting(tmp_path, "early", "b c", 10.0)
     assert (late.ahead(), early.ahead()) == (("early",), ())
     assert Waiting(tmp_path, "last", "a c", 30.0).ahead() == ("early", "late")
 
 
-def test_jobs_that_want_other_hosts_do_not_wait_for_one_another(tmp_path: Path) -> None:
+def test_jobs_for_other_hosts_do_not_wait(tmp_path: Path) -> None:
     Waiting(tmp_path, "one", "a b", 1.0)
     assert Waiting(tmp_path, "two", "c d", 2.0).ahead() == ()
 
 
-def test_a_ticket_that_is_given_up_lets_the_next_one_go(tmp_path: Path) -> None:
+def test_given_up_ticket_frees_the_next(tmp_path: Path) -> None:
+    """A ticket that is given up lets the next one continue."""
     first, second = Waiting(tmp_path, "first", "a", 1.0), Waiting(tmp_path, "second", "a", 2.0)
     assert second.ahead() == ("first",)
     first.queue.leave()
@@ -50,7 +52,8 @@ def test_a_ticket_that_is_given_up_lets_the_next_one_go(tmp_path: Path) -> None:
     assert len(list((tmp_path / "queue").iterdir())) == 1
 
 
-def test_a_dead_supervisor_is_not_waited_for_and_gets_its_place_back_with_other_hosts(tmp_path: Path) -> None:
+def test_dead_supervisor_is_skipped_and_regains_place(tmp_path: Path) -> None:
+    """A dead supervisor is not waited for and gets its place back with other hosts."""
     first, second = Waiting(tmp_path, "first", "a b c", 1.0), Waiting(tmp_path, "second", "a", 2.0)
     third = Waiting(tmp_path, "third", "b", 3.0)
     first.die()
@@ -59,22 +62,21 @@ def test_a_dead_supervisor_is_not_waited_for_and_gets_its_place_back_with_other_
     assert (second.ahead(), third.ahead(), again.ahead()) == (("first",), (), ())
 
 
-def test_the_queue_is_looked_at_once_a_second(tmp_path: Path) -> None:
+def test_queue_is_read_once_a_second(tmp_path: Path) -> None:
     second = Waiting(tmp_path, "second", "a", 2.0)
     Waiting(tmp_path, "first", "a", 1.0)
     assert second.queue.jobs_ahead(second.now_s + POLL_S / 2) == ()
     assert second.queue.jobs_ahead(second.now_s + POLL_S) == ("first",)
 
 
-def test_a_queue_that_cannot_be_kept_holds_no_job_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unwritable_queue_blocks_no_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A queue that cannot be kept blocks no job."""
     (tmp_path / "queue").touch()
     assert Waiting(tmp_path, "one", "a", 1.0).ahead() == ()
     assert "cannot queue for hosts: " in capsys.readouterr().out
 
 
-def test_what_is_no_ticket_is_left_alone(tmp_path: Path) -> None:
+def test_other_file_is_left_alone(tmp_path: Path) -> None:
     one = Waiting(tmp_path, "one", "a", 1.0)
     (tmp_path / "queue" / "notes.txt").write_text("a")
     assert one.ahead() == ()

@@ -115,11 +115,11 @@ def _judge() -> d.Judge:
         (d.Launch(0.0, "why", 1, "node-0"), ()),
     ],
 )
-def test_a_decision_goes_by_the_words_of_the_job_file(decision: d.Decision, words: tuple[str, ...]) -> None:
+def test_decision_maps_to_events_of_job_file(decision: d.Decision, words: tuple[str, ...]) -> None:
     assert notifications.occasions(decision) == words
 
 
-def test_what_is_told_of_a_hang_names_job_attempt_and_culprit_in_one_line_and_has_the_verdict() -> None:
+def test_hang_message_names_job_attempt_culprit_and_verdict() -> None:
     told = notifications.message("hang", _judge(), jobs.plan(), _facts(), AT, jobs.ROOT)
     assert told["text"] == f"{jobs.ID}: hang in attempt 1: {HANG.culprit}"
     assert told["job"] == {
@@ -131,7 +131,7 @@ def test_what_is_told_of_a_hang_names_job_attempt_and_culprit_in_one_line_and_ha
     assert told["verdict"]["detected_s"] == 9.0
 
 
-def test_secrets_are_masked_in_all_that_is_told(tmp_path: Path, hook: tuple[str, type[Hook]]) -> None:
+def test_secrets_are_masked_in_all_messages(tmp_path: Path, hook: tuple[str, type[Hook]]) -> None:
     url, served = hook
     _notifier(tmp_path, url=url).notify(_judge(), _facts(), AT)
     _until(lambda: served.told, "the webhook")
@@ -143,7 +143,8 @@ def test_secrets_are_masked_in_all_that_is_told(tmp_path: Path, hook: tuple[str,
 
 
 @pytest.mark.slow
-def test_a_command_gets_json_on_standard_input_and_the_event_in_its_environment(tmp_path: Path) -> None:
+def test_command_gets_json_stdin_and_event_variable(tmp_path: Path) -> None:
+    """A command gets JSON on standard input and the event in its environment."""
     out = tmp_path / "told"
     line = f'cat > {out}.json; echo "$ORCH_NOTIFY_EVENT $ORCH_JOB_NAME $ORCH_ATTEMPT $HF_TOKEN" > {out}.env'
     notifier = _notifier(tmp_path, command=line)
@@ -155,14 +156,14 @@ def test_a_command_gets_json_on_standard_input_and_the_event_in_its_environment(
 
 
 @pytest.mark.slow
-def test_a_command_as_a_list_is_run_without_a_shell(tmp_path: Path) -> None:
+def test_command_list_runs_without_shell(tmp_path: Path) -> None:
     notifier = _notifier(tmp_path, command=["touch", str(tmp_path / "a $HOME b")])
     notifier.notify(_judge(), _facts(), AT)
     _until((tmp_path / "a $HOME b").exists, "the file")
 
 
 @pytest.mark.slow
-def test_only_the_occasions_that_were_asked_for_are_told(tmp_path: Path) -> None:
+def test_only_requested_events_are_notified(tmp_path: Path) -> None:
     out = tmp_path / "told"
     notifier = _notifier(tmp_path, command=f"echo $ORCH_NOTIFY_EVENT >> {out}", on=["failed", "verdict"])
     for decision in (
@@ -174,25 +175,22 @@ def test_only_the_occasions_that_were_asked_for_are_told(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_command_that_fails_is_told_of_with_its_last_words_and_without_secrets(tmp_path: Path) -> None:
+def test_failing_command_is_reported_with_output_without_secrets(tmp_path: Path) -> None:
     notifier = _notifier(tmp_path, command='echo "no route for $HF_TOKEN" >&2; exit 7')
     notifier.notify(_judge(), _facts(), AT)
     _until(lambda: not notifier.is_busy, "the command")
-    assert notifier.take_faults() == [
-        "notify.command did not get hang: it ended with code 7; output: no route for ***"
-    ]
+    assert notifier.take_faults() == ["notify.command did not get hang: it ended with code 7; output: no route for ***"]
 
 
 @pytest.mark.slow
-def test_a_command_that_does_not_exist_is_told_of(tmp_path: Path) -> None:
+def test_missing_command_is_reported(tmp_path: Path) -> None:
+    """A command that does not exist is reported."""
     fault = run_command(("no-such-program",), NOTE, ENV, tmp_path, NO_SECRETS)
-    assert re.fullmatch(
-        "it ended with code 127; output: .*no-such-program.*: No such file or directory", fault
-    )
+    assert re.fullmatch("it ended with code 127; output: .*no-such-program.*: No such file or directory", fault)
 
 
 @pytest.mark.slow
-def test_a_command_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+def test_hanging_command_is_killed_with_children(tmp_path: Path) -> None:
     began_s = time.monotonic()
     fault = run_command(
         ("sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/pid; echo started; wait"),
@@ -216,14 +214,16 @@ def _runs(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_command_that_prints_without_end_is_read_and_only_its_end_is_kept(tmp_path: Path) -> None:
+def test_endless_command_output_keeps_only_its_end(tmp_path: Path) -> None:
+    """A command that prints without end is read, and only the end of its output is kept."""
     fault = run_command(("sh", "-c", "yes | head -c 20000000; exit 3"), NOTE, ENV, tmp_path, NO_SECRETS)
     assert fault.startswith("it ended with code 3; output: y | y")
     assert len(fault) < 3 * notifications.OUTPUT_BYTES_MAX
 
 
 @pytest.mark.slow
-def test_a_secret_that_is_cut_from_what_a_command_printed_is_not_shown_in_half(tmp_path: Path) -> None:
+def test_secret_cut_by_truncation_is_not_shown(tmp_path: Path) -> None:
+    """A secret that is cut in the output of a command is not shown in half."""
     size = notifications.OUTPUT_BYTES_MAX - len(SECRET) // 2
     script = f"printf %s {SECRET}; head -c {size} /dev/zero | tr '\\0' x; exit 3"
     fault = run_command(("sh", "-c", script), NOTE, ENV, tmp_path, Mask([SECRET]))
@@ -231,7 +231,8 @@ def test_a_secret_that_is_cut_from_what_a_command_printed_is_not_shown_in_half(t
 
 
 @pytest.mark.slow
-def test_a_command_that_leaves_something_behind_is_not_waited_for(tmp_path: Path) -> None:
+def test_process_left_by_command_is_not_waited_for(tmp_path: Path) -> None:
+    """A command that leaves a process behind is not waited for."""
     began_s = time.monotonic()
     assert run_command(("sh", "-c", "sleep 5 & exit 0"), NOTE, ENV, tmp_path, NO_SECRETS, 20.0) == ""
     assert time.monotonic() - began_s < 4
@@ -240,14 +241,16 @@ def test_a_command_that_leaves_something_behind_is_not_waited_for(tmp_path: Path
 # The webhook
 
 
-def test_a_webhook_that_fails_is_tried_again(hook: tuple[str, type[Hook]]) -> None:
+def test_failing_webhook_is_retried(hook: tuple[str, type[Hook]]) -> None:
+    """A webhook that fails is tried again."""
     url, served = hook
     served.codes[:] = [503, 500]
     assert post(url, NOTE, pauses_s=(0.01, 0.01)) == ""
     assert served.told == [NOTE, NOTE, NOTE]
 
 
-def test_a_webhook_that_refuses_is_not_asked_again(hook: tuple[str, type[Hook]]) -> None:
+def test_refusing_webhook_is_not_retried(hook: tuple[str, type[Hook]]) -> None:
+    """A webhook that refuses is not asked again."""
     url, served = hook
     served.codes[:] = [404]
     assert post(url, NOTE, pauses_s=(0.01,)) == "HTTP 404 Not Found"
@@ -255,16 +258,15 @@ def test_a_webhook_that_refuses_is_not_asked_again(hook: tuple[str, type[Hook]])
 
 
 @pytest.mark.parametrize("code", [307, 308])
-def test_a_redirect_that_keeps_the_post_is_followed(code: int, hook: tuple[str, type[Hook]]) -> None:
+def test_redirect_keeping_post_is_followed(code: int, hook: tuple[str, type[Hook]]) -> None:
     url, served = hook
     served.codes[:] = [code]
     assert post(url, NOTE, pauses_s=()) == "" and served.told == [NOTE, NOTE]
 
 
 @pytest.mark.parametrize(("code", "to"), [(301, ""), (302, ""), (303, ""), (308, "ftp://127.0.0.1/x")])
-def test_a_redirect_that_would_lose_the_note_is_refused_with_a_word(
-    code: int, to: str, hook: tuple[str, type[Hook]]
-) -> None:
+def test_redirect_losing_post_is_refused_with_message(code: int, to: str, hook: tuple[str, type[Hook]]) -> None:
+    """A redirect that would lose the notification is refused with a message."""
     url, served = hook
     served.codes[:], served.leads_to = [code], to
     fault = post(url, NOTE, pauses_s=(0.01,))
@@ -275,7 +277,8 @@ def test_a_redirect_that_would_lose_the_note_is_refused_with_a_word(
     assert served.told == [NOTE]
 
 
-def test_a_webhook_where_nobody_listens_is_told_of() -> None:
+def test_unreachable_webhook_is_reported() -> None:
+    """A webhook without a listener is reported."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -285,7 +288,8 @@ def test_a_webhook_where_nobody_listens_is_told_of() -> None:
 
 
 @pytest.mark.slow
-def test_a_webhook_that_never_answers_is_given_up() -> None:
+def test_silent_webhook_times_out() -> None:
+    """A webhook that never answers is given up."""
     with socket.create_server(("127.0.0.1", 0)) as server:  # the kernel takes the connections
         began_s = time.monotonic()
         fault = post(f"http://127.0.0.1:{server.getsockname()[1]}/", NOTE, 0.2, (0.01,))
@@ -297,7 +301,8 @@ def test_a_webhook_that_never_answers_is_given_up() -> None:
 # Neither holds anybody up
 
 
-def test_telling_returns_at_once_and_too_many_notes_are_dropped_with_a_word() -> None:
+def test_notify_returns_at_once_and_drops_excess() -> None:
+    """Notifying returns at once, and too many notifications are dropped with a message."""
     go, said = threading.Event(), list[str]()
 
     def deliver(note: dict[str, Any]) -> str:
@@ -315,7 +320,8 @@ def test_telling_returns_at_once_and_too_many_notes_are_dropped_with_a_word() ->
     _until(lambda: not courier.is_busy, "the deliveries")
 
 
-def test_the_end_of_the_job_goes_before_what_waits_and_is_never_dropped() -> None:
+def test_end_notification_goes_first_and_is_never_dropped() -> None:
+    """The end of the job is sent before what waits and is never dropped."""
     go, told = threading.Event(), list[str]()
 
     def deliver(note: dict[str, Any]) -> str:
@@ -333,9 +339,8 @@ def test_the_end_of_the_job_goes_before_what_waits_and_is_never_dropped() -> Non
 
 
 @pytest.mark.slow
-def test_what_is_not_delivered_when_the_supervisor_exits_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_undelivered_at_exit_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undelivered notifications at the supervisor's exit are reported."""
     monkeypatch.setattr(notifications, "CLOSE_S_MAX", 0.5)
     notifier = _notifier(tmp_path, command=f"touch {tmp_path}/began; sleep 5", on=["verdict", "failed"])
     notifier.notify(_judge(), _facts(), AT)
@@ -352,7 +357,7 @@ def test_a_fault_is_one_line_of_the_log(tmp_path: Path) -> None:
     assert notifier.take_faults() == ["one two three"]
 
 
-def test_whatever_a_delivery_runs_into_is_a_line_and_the_next_one_is_tried() -> None:
+def test_any_delivery_error_is_logged_and_next_tried() -> None:
     said, tried = list[str](), list[str]()
 
     def deliver(note: dict[str, Any]) -> str:
@@ -367,7 +372,7 @@ def test_whatever_a_delivery_runs_into_is_a_line_and_the_next_one_is_tried() -> 
     assert said == ["notify.url did not get hang: ZeroDivisionError: oops"] * 2
 
 
-def test_nobody_is_told_where_nobody_is_named(tmp_path: Path) -> None:
+def test_nothing_is_sent_without_a_target(tmp_path: Path) -> None:
     assert jobs.plan().notify is None
     notifier = Notifier(jobs.plan(), tmp_path, ENV, NO_SECRETS)
     notifier.notify(_judge(), _facts(), AT)
@@ -375,9 +380,10 @@ def test_nobody_is_told_where_nobody_is_named(tmp_path: Path) -> None:
     notifier.close()
 
 
-def test_a_webhook_on_this_machine_is_not_asked_of_a_proxy_and_elsewhere_the_proxy_is_named(
+def test_local_webhook_bypasses_proxy_and_others_name_it(
     hook: tuple[str, type[Hook]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A webhook on this machine is reached without a proxy; elsewhere the proxy is named."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     assert post(hook[0], {"event": "failed"}, pauses_s=()) == "" and len(hook[1].told) == 1
     assert "(by the proxy http://127.0.0.1:9)" in post("http://192.0.2.1/x", {}, pauses_s=())

@@ -16,7 +16,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, News
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.scheduling import fence
-from orchestrator.core.checkpoints.resume_choice import Checkpoint, SkippedCheckpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint, SkippedCheckpoint
 from orchestrator.core.codec import Json
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.layout import JobDir
@@ -91,9 +91,7 @@ TALES: dict[str, list[News]] = {
         ),
     ],
 )
-def test_where_the_user_has_asked_for_another_attempt_the_job_is_restarting_and_says_so(
-    news: list[News], reason: str
-) -> None:
+def test_requested_attempt_shows_job_as_restarting(news: list[News], reason: str) -> None:
     status = _typed(news)
     assert (status.state, status.reason) == ("RESTARTING", reason)
 
@@ -116,7 +114,7 @@ def _has(value: Mapping[str, Any], contract: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("state", TALES)
-def test_a_status_has_every_key_of_the_contract_with_its_type_in_each_state(state: str) -> None:
+def test_status_has_every_documented_key(state: str) -> None:
     status = _status(TALES[state])
     assert status["state"] == state
     _has(status, STATUS)
@@ -132,7 +130,7 @@ def test_a_status_has_every_key_of_the_contract_with_its_type_in_each_state(stat
 
 
 @pytest.mark.parametrize("state", TALES)
-def test_a_post_mortem_has_every_key_of_the_contract_with_its_type_in_each_state(state: str) -> None:
+def test_post_mortem_has_every_documented_key(state: str) -> None:
     told = jobs.told(TALES[state])
     assert told["state"] == state
     _has(told, WHY)
@@ -143,25 +141,20 @@ def test_a_post_mortem_has_every_key_of_the_contract_with_its_type_in_each_state
     assert json.loads(json.dumps(told)) == told
 
 
-def test_a_job_of_which_nothing_was_heard_is_starting() -> None:
+def test_job_without_reports_is_starting() -> None:
     status = _status([])
     assert (status["state"], status["attempt"], status["restarts"], status["nodes"]) == ("STARTING", 1, 0, [])
     assert jobs.told([])["attempts"] == []
 
 
-def test_a_node_that_has_never_spoken_was_never_seen() -> None:
+def test_node_without_reports_was_never_seen() -> None:
     assert [node["seen_s"] for node in _status(TALES["STARTING"])["nodes"]] == [None, None]
-    assert (
-        _status(TALES["STARTING"])["reason"]
-        == "waiting for node-0 (not started yet), node-1 (not started yet)"
-    )
+    assert _status(TALES["STARTING"])["reason"] == "waiting for node-0 (not started yet), node-1 (not started yet)"
 
 
-def test_a_running_job_tells_steps_pace_pids_and_ages() -> None:
+def test_running_job_shows_steps_speed_pids_and_ages() -> None:
     rates = (2.5, 2.4, 2.5, 2.6)
-    beats = [
-        RankHeartbeat(rank, 7, "S", 100, 1.0, rate_per_s=rate_per_s) for rank, rate_per_s in enumerate(rates)
-    ]
+    beats = [RankHeartbeat(rank, 7, "S", 100, 1.0, rate_per_s=rate_per_s) for rank, rate_per_s in enumerate(rates)]
     heard = [e.FromNode(4.0, f"node-{beat.rank // 2}", reports.Heartbeat(1, (beat,))) for beat in beats]
     status = _status([*TALES["RUNNING"], *heard], at=6.5)
     assert (status["step"], status["steps_per_s"], status["total_steps"]) == (7, 2.4, 100)
@@ -185,36 +178,32 @@ OTHER: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_each_field_of_a_heartbeat_is_shown_or_is_for_the_brain_alone() -> None:
+def test_every_heartbeat_field_is_shown_or_for_brain() -> None:
     fields = {field.name for field in dataclasses.fields(RankHeartbeat)}
-    assert fields == FOR_THE_BRAIN | OTHER.keys(), (
-        "show it in RankStatus and add it to OTHER, or to FOR_THE_BRAIN"
-    )
+    assert fields == FOR_THE_BRAIN | OTHER.keys(), "show it in RankStatus and add it to OTHER, or to FOR_THE_BRAIN"
     plain = RankHeartbeat(0, 7, "S", 100, 1.0)
 
     def shown(beat: RankHeartbeat) -> object:
-        return _status([*TALES["RUNNING"], e.FromNode(4.5, "node-0", reports.Heartbeat(1, (beat,)))], at=6.5)[
-            "ranks"
-        ]
+        return _status([*TALES["RUNNING"], e.FromNode(4.5, "node-0", reports.Heartbeat(1, (beat,)))], at=6.5)["ranks"]
 
     for name, value in OTHER.items():
         assert shown(dataclasses.replace(plain, **{name: value})) != shown(plain), name
 
 
-def test_steps_go_on_from_the_checkpoint_after_a_restart() -> None:
+def test_steps_continue_from_checkpoint_after_restart() -> None:
     status = _status(jobs.crashed_once(), at=12.0)
     assert (status["state"], status["attempt"], status["restarts"], status["step"]) == ("RUNNING", 2, 1, 25)
     assert status["checkpoint"] == {"path": jobs.CKPT, "step": 20}
 
 
-def test_a_resume_is_no_restart() -> None:
+def test_resume_is_no_restart() -> None:
     ended = jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user")
     news = [*TALES["RUNNING"], e.CancelRequested(6.0, 1), ended, e.ResumeRequested(8.0, 2)]
-    status = _status([*news, jobs.again(2, 9.0, Checkpoint(jobs.CKPT, 20))], at=9.5)
+    status = _status([*news, jobs.again(2, 9.0, ResumePoint(jobs.CKPT, 20))], at=9.5)
     assert (status["attempt"], status["restarts"]) == (2, 0)
 
 
-def test_the_exit_of_a_rank_is_its_code_or_its_signal_below_zero() -> None:
+def test_rank_exit_is_code_or_negative_signal() -> None:
     news = TALES["RUNNING"] + [
         e.FromNode(6.0, "node-0", reports.Exited(1, 0, 3, None, 7, None, False, False)),
         e.FromNode(6.0, "node-1", reports.Exited(1, 2, None, 9, 7, None, False, False)),
@@ -222,7 +211,7 @@ def test_the_exit_of_a_rank_is_its_code_or_its_signal_below_zero() -> None:
     assert [rank["exit"] for rank in _status(news)["ranks"]] == [3, None, -9, None]
 
 
-def test_a_stopped_rank_is_named_as_the_reason() -> None:
+def test_stopped_rank_is_named_as_reason() -> None:
     beat = e.FromNode(
         6.0,
         "node-0",
@@ -233,7 +222,7 @@ def test_a_stopped_rank_is_named_as_the_reason() -> None:
     assert status["reason"] == "rank 1 is stopped or a zombie (state T or Z)"
 
 
-def test_what_a_restart_waits_for_when_a_node_is_silent_is_said() -> None:
+def test_restart_waiting_for_silent_node_says_so() -> None:
     facts = Facts()
     for one in CRASHED[:-1]:  # nothing was heard of what is left on node-1
         fold(facts, one)
@@ -250,21 +239,21 @@ def test_what_a_restart_waits_for_when_a_node_is_silent_is_said() -> None:
     assert said.endswith(f"; waiting for the end of ranks on node-1, until {due} at the latest")
 
 
-def test_what_an_attempt_passed_over_and_a_script_that_ignores_its_save_are_notices() -> None:
+def test_skipped_checkpoints_and_ignoring_script_are_notices() -> None:
     torn = SkippedCheckpoint(3, "step-22.pt", 22, "torn: the attempt ended while it was written")
-    begin = d.BeginAttempt(7.0, "why", 2, Checkpoint(jobs.CKPT, 20, 1), (torn,))
+    begin = d.BeginAttempt(7.0, "why", 2, ResumePoint(jobs.CKPT, 20, 1), (torn,))
     news = [*CRASHED, begin, *jobs.running(2, 7.1, 5), e.ResumedElsewhere(12.0, 2, 0, "step-5.pt", 5)]
     ignored, passed = _status(news)["notices"]
     assert "from scratch" in ignored and "ORCH_RESUME_FROM" in ignored
     assert passed == f"attempt 2 did not resume from step-22.pt (step 22): {torn.why}"
 
 
-def test_what_is_read_before_a_restart_is_said() -> None:
+def test_reading_before_restart_is_shown() -> None:
     status = _status([*CRASHED, jobs.saved(4.0), d.CompareCheckpoint(6.0, "why", 1, 1, True)])
     assert status["reason"].endswith("; step-20.pt is verified first")
 
 
-def test_many_missing_nodes_are_counted_and_not_all_named() -> None:
+def test_many_missing_nodes_are_counted() -> None:
     plan = jobs.plan(nodes=9)
     facts = Facts()
     for one in (jobs.planned(plan), d.BeginAttempt(0.1, "submitted", 1, None)):
@@ -272,7 +261,7 @@ def test_many_missing_nodes_are_counted_and_not_all_named() -> None:
     assert status_object.reason(facts).endswith("node-3 (not started yet) and 5 more")
 
 
-def test_the_post_mortem_tells_what_a_crash_cost() -> None:
+def test_post_mortem_shows_cost_of_crash() -> None:
     told = jobs.told(jobs.crashed_once())
     first, second = told["attempts"]
     assert (first["first_step"], first["last_step"], first["repeated_steps"]) == (1, 23, 3)
@@ -285,14 +274,14 @@ def test_the_post_mortem_tells_what_a_crash_cost() -> None:
     assert told["checkpoint"] == {"path": jobs.CKPT, "step": 20}
 
 
-def test_a_job_without_steps_restarts_when_its_ranks_run() -> None:
+def test_stepless_job_recovers_when_ranks_run() -> None:
     news = [*jobs.submitted(), *jobs.running(1, 1.0), *jobs.crash(1, 5.0, 0, 0), jobs.again(2, 7.0, None)]
     first = jobs.told([*news, *jobs.running(2, 7.1)])["attempts"][0]
     assert (first["first_step"], first["last_step"], first["repeated_steps"]) == (None, None, None)
     assert first["restart_s"] == pytest.approx(7.6 - 5.2)
 
 
-def test_a_suspicion_that_nothing_was_done_about_is_told() -> None:
+def test_suspicion_without_action_is_shown() -> None:
     verdict = d.Verdict(
         d.VerdictKind.HANG,
         (),
@@ -308,7 +297,7 @@ def test_a_suspicion_that_nothing_was_done_about_is_told() -> None:
     assert told["attempts"][0]["notices"] == ["no progress for 60 s"]
 
 
-def test_ranks_that_are_slow_by_themselves_are_told_while_they_run() -> None:
+def test_stragglers_are_shown_while_running() -> None:
     facts = Facts()
     for one in [*jobs.submitted(), *jobs.running(1, 1.0, 20)]:
         fold(facts, one)
@@ -316,9 +305,7 @@ def test_ranks_that_are_slow_by_themselves_are_told_while_they_run() -> None:
     for number in range(1, 5):
         for node in (0, 1):
             beats = tuple(
-                RankHeartbeat(
-                    r, 20 + number, "S", 0, 0.0, own_work_s=(0.18 if r == 3 else 0.1) + number * 1e-6
-                )
+                RankHeartbeat(r, 20 + number, "S", 0, 0.0, own_work_s=(0.18 if r == 3 else 0.1) + number * 1e-6)
                 for r in (2 * node, 2 * node + 1)
             )
             fold(facts, e.FromNode(10.0 * number, f"node-{node}", reports.Heartbeat(1, beats)))
@@ -330,23 +317,23 @@ def test_ranks_that_are_slow_by_themselves_are_told_while_they_run() -> None:
 
 
 @pytest.mark.parametrize("wall_s", [0.0, 1_795_000_000.123, 4_000_000_000.999])
-def test_times_of_day_are_read_as_they_are_written(wall_s: float) -> None:
+def test_times_of_day_round_trip(wall_s: float) -> None:
     assert status_file.parse_iso(status_file.iso(wall_s)) == pytest.approx(wall_s, abs=0.001)
 
 
-def test_ages_grow_while_nobody_writes_and_stand_still_when_the_job_is_over() -> None:
+def test_ages_grow_until_the_job_is_over() -> None:
     now_s = jobs.BEGAN_S + 10.0
     running = status_file.refresh_ages(_typed(TALES["RUNNING"], at=10.0), now_s + 7)
     assert (running.nodes[0].seen_s, running.ranks[0].beat_s, running.written_s) == (13.0, 13.0, 7.0)
     ended = _typed(TALES["FAILED"], at=10.0)
     assert status_file.refresh_ages(ended, now_s + 7) == ended
     here = status_file.stamp(_typed(TALES["RUNNING"], at=10.0), "a boot")
-    assert status_file.refresh_ages(here, now_s + 3600.0, "a boot").written_s == pytest.approx(
-        0.0, abs=1.0
-    ), "the clock was set"
+    assert status_file.refresh_ages(here, now_s + 3600.0, "a boot").written_s == pytest.approx(0.0, abs=1.0), (
+        "the clock was set"
+    )
 
 
-def test_a_clock_that_was_set_back_makes_no_age_negative() -> None:
+def test_clock_set_back_makes_no_age_negative() -> None:
     status = _typed(TALES["RUNNING"], at=10.0)
     assert status_file.refresh_ages(status, jobs.BEGAN_S - 5000).nodes == status.nodes
 
@@ -374,19 +361,19 @@ def _in_full() -> status_file.Status:
     )
 
 
-def test_the_keys_of_a_status_and_their_order_are_those_that_were_looked_at() -> None:
+def test_status_keys_and_order_match_golden_file() -> None:
     full = status_file.to_json(_in_full())
     golden.check("status-object.json", json.dumps(full, indent=1) + "\n")
 
 
-def test_all_ranks_of_a_node_are_listed_however_many_they_are() -> None:
+def test_all_ranks_of_large_node_are_listed() -> None:
     full = _in_full()
     many = dataclasses.replace(full.nodes[0], ranks=list(range(1000)))
     told = status_file.to_json(dataclasses.replace(full, nodes=(many,)))
     assert told["nodes"][0]["ranks"] == list(range(1000))
 
 
-def test_a_key_that_a_job_has_nothing_for_is_left_out_and_a_late_supervisor_is_null_where_unknown() -> None:
+def test_empty_keys_are_omitted() -> None:
     full = _in_full()
     only_some = {"suspected", "effective_batch", "written_s", "supervisor", "full_disk", "queue", "dir"}
     assert status_file.to_json(full).keys() - _status(TALES["RUNNING"]).keys() == only_some
@@ -395,7 +382,7 @@ def test_a_key_that_a_job_has_nothing_for_is_left_out_and_a_late_supervisor_is_n
     assert "supervisor" not in status_file.to_json(fresh) and "written_s" in status_file.to_json(fresh)
 
 
-def test_a_status_is_read_as_it_was_written_with_its_folder(tmp_path: Path) -> None:
+def test_status_round_trips_with_its_folder(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
     ended = dataclasses.replace(_typed(TALES["FAILED"]), effective_batch=64)
     status_file.write(job, ended, durable=False)

@@ -25,7 +25,7 @@ TRAINING = Training(ReportedNumber(1.25), ReportedNumber(5e-5), 7.0, 600.0, 1000
 
 
 @pytest.mark.parametrize("value", [USAGE, TRAINING])
-def test_each_number_is_shown(value: Usage | Training) -> None:
+def test_every_number_is_shown(value: Usage | Training) -> None:
     def shown(one: Usage | Training) -> object:
         usage, training = (one, None) if isinstance(one, Usage) else (None, one)
         beat = RankHeartbeat(0, 0, "S", 100, 1.0, usage=usage, training=training)
@@ -33,9 +33,7 @@ def test_each_number_is_shown(value: Usage | Training) -> None:
 
     for field in dataclasses.fields(value):
         one = dataclasses.replace(type(value)(), **{field.name: getattr(value, field.name)})
-        assert shown(one) != shown(type(value)()), (
-            f"{field.name}: give it a value in {type(value).__name__.upper()}"
-        )
+        assert shown(one) != shown(type(value)()), f"{field.name}: give it a value in {type(value).__name__.upper()}"
 
 
 def _status(beats: list[News], at: float = 6.5) -> Json:
@@ -46,7 +44,8 @@ def _status(beats: list[News], at: float = 6.5) -> Json:
     return status_file.to_json(status_object.status(jobs.plan(), facts, jobs.moment(at)))
 
 
-def test_what_ranks_use_and_tell_stands_until_they_tell_more_and_ends_with_the_attempt() -> None:
+def test_rank_numbers_stay_until_updated_or_attempt_ends() -> None:
+    """The numbers of ranks stay until they report more and end with the attempt."""
     beat = RankHeartbeat(1, 70, "S", 100, 1.0, optimizer_steps=70, usage=USAGE, training=TRAINING)
     later = RankHeartbeat(1, 71, "S", 100, 1.0, optimizer_steps=71)
     status = _status(
@@ -89,7 +88,7 @@ def test_what_ranks_use_and_tell_stands_until_they_tell_more_and_ends_with_the_a
         (7, Training(percent=50.0), None, (50.0, None, None)),
     ],
 )
-def test_the_total_of_a_bar_counts_only_where_the_bar_counts_steps(
+def test_bar_total_counts_only_for_steps(
     steps: int, told: Training, rate_per_s: float | None, shown: tuple[float, float | None, int | None]
 ) -> None:
     beat = RankHeartbeat(0, steps, "S", 1, 1.0, optimizer_steps=steps, training=told, rate_per_s=rate_per_s)
@@ -97,7 +96,8 @@ def test_the_total_of_a_bar_counts_only_where_the_bar_counts_steps(
     assert (rank["percent"], rank["eta_s"], rank["total_steps"]) == shown
 
 
-def test_a_loss_that_is_not_a_number_is_a_text_in_json_and_comes_back() -> None:
+def test_non_finite_loss_is_text_in_json() -> None:
+    """A loss that is not a number is a text in JSON and is read again as such."""
     training = Training(ReportedNumber("nan"), ReportedNumber("inf"))
     beat = RankHeartbeat(0, 7, "S", 100, 1.0, training=training)
     status = _status([e.FromNode(4.5, "node-0", reports.Heartbeat(1, (beat,)))])
@@ -107,10 +107,8 @@ def test_a_loss_that_is_not_a_number_is_a_text_in_json_and_comes_back() -> None:
     assert math.isnan(back.training.loss)
 
 
-def test_a_sample_has_what_living_ranks_measure() -> None:
-    beat = RankHeartbeat(
-        0, 7, "S", 100, 1.0, median_step_s=0.4, rate_per_s=2.5, usage=USAGE, training=TRAINING
-    )
+def test_sample_has_measurements_of_living_ranks() -> None:
+    beat = RankHeartbeat(0, 7, "S", 100, 1.0, median_step_s=0.4, rate_per_s=2.5, usage=USAGE, training=TRAINING)
     facts = Facts()
     exited = e.FromNode(4.6, "node-0", reports.Exited(1, 1, 0, None, 7, None, False, False))
     for one in [

@@ -45,7 +45,7 @@ def _saves(node: Node) -> reports.SaveSeen:
 
 
 @pytest.mark.slow
-def test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled(tmp_path: Path) -> None:
+def test_job_crashes_resumes_is_inspected_and_cancelled(tmp_path: Path) -> None:
     path = str(tmp_path / jobs.ID / "checkpoints" / "step-5.pt")
 
     async def act(node: Node) -> None:
@@ -86,9 +86,10 @@ def test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled(tm
     assert json.loads(node.job.state.read_text())["state"] == "CANCELLED" and node.job.ended.exists()
 
 
-def test_a_job_fails_when_its_restarts_are_spent_and_what_is_said_of_that_is_masked(
+def test_job_fails_masked_without_restarts_left(
     tmp_path: Path, hook: tuple[str, type[Hook]], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A job fails when its restarts are spent, and the text about that is masked."""
     url, served = hook
     served.codes = [400]
     served.responses = {400: (f"not for {SECRET}", "")}
@@ -108,12 +109,9 @@ def test_a_job_fails_when_its_restarts_are_spent_and_what_is_said_of_that_is_mas
 
 
 @pytest.mark.slow
-def test_bytes_of_a_log_are_confirmed_and_after_a_gap_the_node_begins_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        heartbeat_tracker, "SILENT_S_MIN", 10 * ANSWER_S_MAX
-    )  # it is not cut off for having no beat
+def test_log_bytes_are_acknowledged_and_gap_restarts_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of a log are acknowledged, and after a gap the node begins again."""
+    monkeypatch.setattr(heartbeat_tracker, "SILENT_S_MIN", 10 * ANSWER_S_MAX)  # it is not cut off for having no beat
 
     async def act(node: Node) -> None:
         await node.greet(ships=True)
@@ -150,7 +148,7 @@ def _none(job: JobDir, plan: Plan) -> Backend:
 
 
 @pytest.mark.usefixtures("_hangup")
-def test_only_the_holder_of_the_lock_supervises(
+def test_only_lock_holder_supervises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(locks, "LOCK_S_MAX", 0.0)
@@ -182,7 +180,8 @@ class Lent:
 
 
 @pytest.mark.usefixtures("_hangup")
-def test_a_supervisor_does_not_act_in_an_allocation_that_the_job_has_left(tmp_path: Path) -> None:
+def test_supervisor_does_not_act_in_former_allocation(tmp_path: Path) -> None:
+    """A supervisor does not act in an allocation that the job has left."""
     job, _ = folder_of(tmp_path)
     allocation_claim.claim(job, "8.2")
     assert supervise(job.root, lambda job, plan: Backend(allocation=Lent())) == allocation_claim.OVER

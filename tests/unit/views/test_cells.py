@@ -7,7 +7,7 @@ import pytest
 from orchestrator.views import cells
 
 
-def test_a_long_line_breaks_at_words_or_between_items_and_a_command_not_at_all() -> None:
+def test_long_line_breaks_between_words_but_command_never() -> None:
     row = cells.line(
         "RUNNING  attempt 1  step 100,000/1,000,000  12.50 steps/s  31s so far  ",
         cells.Cell("1 restart", "yellow"),
@@ -35,14 +35,14 @@ def test_a_long_line_breaks_at_words_or_between_items_and_a_command_not_at_all()
     assert cells.wrap([lone], 78) == [lone]
 
 
-def test_a_line_that_begins_beyond_the_edge_of_the_terminal_is_shown_from_its_middle_on() -> None:
+def test_line_beyond_terminal_edge_is_shown_from_middle() -> None:
     far = cells.line(f"{' ' * 100}candidate: forward(Tensor self)")
     assert cells.plain_text(cells.wrap([far], 40)).splitlines() == [
         f"{' ' * 20}candidate:", f"{' ' * 20}forward(Tensor self)",
     ]  # fmt: skip
 
 
-def test_times_in_a_sentence_are_short() -> None:
+def test_times_in_sentence_are_short() -> None:
     assert [cells.span(s) for s in (0.04, 3.1, 9.0, 9.96, 42.4, 61.0)] == [
         "0 s", "3.1 s", "9 s", "10 s", "42 s", "1m01s",
     ]  # fmt: skip
@@ -53,12 +53,11 @@ def test_times_in_a_sentence_are_short() -> None:
     [(None, "-"), (0, "0.0s"), (9.94, "9.9s"), (59.4, "59s"), (59.9, "1m00s"), (3599.6, "1h00m"), (200, "3m20s"),
      (7500, "2h05m"), (86_400 * 3 + 4 * 3600, "3d04h")],
 )  # fmt: skip
-def test_durations_are_said_as_people_say_them(seconds: float | None, said: str) -> None:
+def test_durations_are_human_readable(seconds: float | None, said: str) -> None:
+    """Durations are written as people say them."""
     assert cells.duration(seconds) == said
 
 
-def test_a_name_with_a_line_break_begins_no_line_of_its_own() -> None:
-    assert (
-        cells.plain_text([cells.line("  ", cells.Cell("step\n# HELP evil.pt"))])
-        == "  step\\n# HELP evil.pt\n"
-    )
+def test_name_with_line_break_starts_no_new_line() -> None:
+    """A name with a line break begins no line of its own."""
+    assert cells.plain_text([cells.line("  ", cells.Cell("step\n# HELP evil.pt"))]) == "  step\\n# HELP evil.pt\n"

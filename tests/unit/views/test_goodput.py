@@ -20,22 +20,20 @@ FOUND = {
 
 
 @pytest.mark.parametrize("by", [None, "cause", "host"])
-def test_the_table_is_the_one_that_was_looked_at(by: str | None) -> None:
+def test_goodput_table_matches_golden_file(by: str | None) -> None:
+    """The table is the one that was reviewed."""
     shown = view.table(post_mortem.time_uses(FOUND), by)
     golden.check(f"goodput-{by or 'kind'}.txt", cells.plain_text(shown))
 
 
-def test_the_unit_follows_from_all_time_and_is_the_same_in_every_row() -> None:
+def test_unit_follows_total_time_in_every_row() -> None:
     days = Span(0, 1, TimeKind.PRODUCTIVE, 0.0, 72 * HOUR_S, 64)
     blink = Span(0, 1, TimeKind.WASTED, 72 * HOUR_S, 73 * HOUR_S, 64)
     text = cells.plain_text(view.summary(post_mortem.time_use(Goodput((days, blink)))))
-    assert (
-        text
-        == "\ngoodput     98.6%: 4,608.0 of 4,672.0 rank-hours were useful training\n  the rest  wasted 64.0\n"
-    )
+    assert text == "\ngoodput     98.6%: 4,608.0 of 4,672.0 rank-hours were useful training\n  the rest  wasted 64.0\n"
 
 
-def test_a_job_without_a_step_says_that_it_has_no_goodput() -> None:
+def test_job_without_steps_reports_no_goodput() -> None:
     spans = (Span(0, 1, TimeKind.STARTUP, 0.0, 72.0, 2),)
     text = cells.plain_text(view.table(post_mortem.time_uses({"gpt": Goodput(spans)}), None))
     assert text.splitlines()[0] == "gpt  no goodput: no step was made in 144.0 rank-seconds"

@@ -9,13 +9,12 @@ from orchestrator.views import status as status_view
 from tests.support import golden, jobs
 
 
-def test_ranks_and_nodes_of_a_large_job_are_counted_by_their_state_unless_all_are_wanted() -> None:
+def test_large_job_counts_ranks_and_nodes_by_state() -> None:
+    """Ranks and nodes of a large job are counted by their state unless all are requested."""
     one = jobs.status([*jobs.submitted(), *jobs.running(1, 1.0, 20)])
     ranks = [replace(one.ranks[0], rank=rank, step=20 + rank % 2) for rank in range(1000)]
     ranks[7] = replace(ranks[7], state="exited", exit=-9, steps_per_s=None, beat_s=None)
-    nodes = [
-        replace(one.nodes[0], name=f"n{node}", ranks=[node], seen_s=1.0 + node / 100) for node in range(100)
-    ]
+    nodes = [replace(one.nodes[0], name=f"n{node}", ranks=[node], seen_s=1.0 + node / 100) for node in range(100)]
     nodes[5] = replace(nodes[5], state="silent")
     many = replace(one, nodes=tuple(nodes), ranks=tuple(ranks))
     golden.check("status-large.txt", cells.plain_text(status_view.job(many)))

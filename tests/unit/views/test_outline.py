@@ -27,9 +27,7 @@ def _outline() -> Outline:
     added = {"NCCL_DEBUG": "INFO"}
     given = EnvLayers({}, added, added)
     other = EnvLayers({"OMP_NUM_THREADS": "4"}, added, {"OMP_NUM_THREADS": "4", **added})
-    fault = NodeOutline(
-        "gpu3", "gpu3", (), "", "connect: no answer within 15 s", "check the host, or try again"
-    )
+    fault = NodeOutline("gpu3", "gpu3", (), "", "connect: no answer within 15 s", "check the host, or try again")
     return Outline(
         "gpt", "ssh", "16 ranks on 2 nodes, out of 3 hosts, on 16 GPUs", "python3 train.py --lr 0.1", 16, 256,
         "256 = 16 per device × 1 accumulated × 16 ranks",
@@ -39,28 +37,26 @@ def _outline() -> Outline:
     )  # fmt: skip
 
 
-def test_the_outline_over_ssh_is_the_one_that_was_looked_at() -> None:
+def test_ssh_outline_matches_golden_file() -> None:
+    """The outline over SSH is the one that was reviewed."""
     golden.check("plan-ssh.txt", cells.plain_text(outline_view.outline(_outline().as_json())))
 
 
-def test_the_outline_on_slurm_names_its_nodes_once() -> None:
+def test_slurm_outline_names_nodes_once() -> None:
     at = with_plan(node("slurm", 8, 8), id="{job_id}")
     decided = decide_settings(None, at, EnvLayers({}, {}, {}), None, EVIDENCE)
     nodes = tuple(
         NodeOutline(f"node {index}", "", tuple(range(8 * index, 8 * index + 8)), "8 GPUs", settings=decided)
         for index in range(64)
     )
-    whole = dataclasses.replace(
-        _outline(), backend="slurm", nodes=nodes, inherited=30, batch="", variables=()
-    )
+    whole = dataclasses.replace(_outline(), backend="slurm", nodes=nodes, inherited=30, batch="", variables=())
     golden.check("plan-slurm.txt", cells.plain_text(outline_view.outline(whole.as_json())))
 
 
-def test_on_one_machine_the_environment_is_printed_once() -> None:
+def test_local_outline_prints_environment_once() -> None:
     decided = decide_settings(LAPTOP, FOUR_CPU, EnvLayers({}, {}, {}), "lo", EVIDENCE)
     nodes = tuple(
-        NodeOutline(f"node-{index}", "laptop", (index,), "CPU", facts=LAPTOP, settings=decided)
-        for index in range(2)
+        NodeOutline(f"node-{index}", "laptop", (index,), "CPU", facts=LAPTOP, settings=decided) for index in range(2)
     )
     whole = dataclasses.replace(_outline(), backend="local", nodes=nodes, notes=())
     text = cells.plain_text(outline_view.outline(whole.as_json()))
@@ -68,7 +64,8 @@ def test_on_one_machine_the_environment_is_printed_once() -> None:
     assert "node-1  laptop  1      CPU      4 cores, wlan0\n" in text
 
 
-def test_of_a_launch_only_what_is_run_is_known() -> None:
+def test_launch_shows_only_what_is_run() -> None:
+    """A line that calls a launcher shows only the command that is run."""
     one = dataclasses.replace(_outline(), command="bash dist_train.sh cfg.py 8", launches=True)
     assert "  runs   what bash dist_train.sh cfg.py 8 calls, once on each node\n" in cells.plain_text(
         outline_view.outline(one.as_json())

@@ -14,7 +14,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, News
 from orchestrator.client.post_mortem import add_live_status
 from orchestrator.core import observations
-from orchestrator.core.checkpoints.resume_choice import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.jobdir.locks import LockHolder
 from orchestrator.core.jobdir.status_file import Status, StragglerStatus
 from orchestrator.core.status_types import NextAction, Suspicion
@@ -49,7 +49,7 @@ FOUND = d.Verdict(
 )  # fmt: skip
 BEFORE = dataclasses.replace(FOUND, since_s=20.0)
 GONE_ON = d.Notice(40.0, "step 1,201 was made", 1, d.NoticeTopic.HANG, withdrawn=True)
-AFTER = [*jobs.stopped(1, 66.1), jobs.again(2, 67.0, Checkpoint(jobs.CKPT, 20)), *jobs.running(2, 67.1, 1)]
+AFTER = [*jobs.stopped(1, 66.1), jobs.again(2, 67.0, ResumePoint(jobs.CKPT, 20)), *jobs.running(2, 67.1, 1)]
 DESYNC = d.Verdict(
     d.VerdictKind.DESYNC, (2,), "node-1", "rank 2 on node-1 entered 1 collective fewer than its peers from step 41 on",
     (d.Evidence("collectives of the default group by now: rank 0: 90, rank 1: 90, rank 2: 89, rank 3: 90; equal up to step 40"),),
@@ -77,17 +77,16 @@ def _crashes(number: int) -> list[News]:
     news = jobs.crashed_once()
     for attempt in range(2, number + 1):
         at = 10.0 * attempt
-        news += [
-            *jobs.crash(attempt, at + 1, 3, 23),
-            jobs.again(attempt + 1, at + 2, Checkpoint(jobs.CKPT, 20)),
-        ]
+        news += [*jobs.crash(attempt, at + 1, 3, 23), jobs.again(attempt + 1, at + 2, ResumePoint(jobs.CKPT, 20))]
         news += jobs.running(attempt + 1, at + 2.1, 1)
     return news
 
 
 RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 20), jobs.saved(4.5)]
 OVER = [*jobs.crashed_once(), *jobs.crash(2, 12.0, 3, 23, LONG_TRACEBACK)]
-REASON = f"crash: rank 1 on node-0: RuntimeError: loss is NaN at {jobs.ROOT}/code/train.py:10 inner; the budget is spent"
+REASON = (
+    f"crash: rank 1 on node-0: RuntimeError: loss is NaN at {jobs.ROOT}/code/train.py:10 inner; the budget is spent"
+)
 WHY: dict[str, list[News]] = {
     "just-submitted": jobs.submitted(),
     "running": RUNNING,
@@ -114,11 +113,11 @@ WHY: dict[str, list[News]] = {
 
 
 @pytest.mark.parametrize("name", WHY)
-def test_the_post_mortem_is_the_one_that_was_looked_at(name: str) -> None:
+def test_post_mortem_matches_golden_file(name: str) -> None:
     golden.check(f"why-{name}.txt", cells.plain_text(post_mortem.post_mortem(jobs.told(WHY[name]))))
 
 
-def test_an_attempt_that_was_preempted_ended_at_the_last_step_that_it_made() -> None:
+def test_preempted_attempt_ended_at_its_last_step() -> None:
     why = jobs.told(WHY["failed"])
     last = why["attempts"][-1]
     last["verdict"] |= {"kind": "preempted", "step": 21, "culprit": "", "waiting": ""}
@@ -126,7 +125,7 @@ def test_an_attempt_that_was_preempted_ended_at_the_last_step_that_it_made() -> 
     assert "attempt 2  preempted at step 25" in cells.plain_text(post_mortem.post_mortem(why))
 
 
-def test_a_restart_in_a_line_says_why_the_attempt_ended_and_from_where_the_next_begins() -> None:
+def test_restart_line_shows_cause_and_next_start() -> None:
     why = jobs.told(WHY["restarted"])
     end = "crash: rank 1 on node-0: RuntimeError: loss is NaN at train.py:10 inner"
     assert post_mortem.transition(why, 2) == f"from step-20.pt; attempt 1 ended: {end}"
@@ -142,7 +141,7 @@ def test_the_post_mortem_fits_one_screen(name: str) -> None:
     assert rows <= SCREEN_LINES - 1  # the prompt needs a line too
 
 
-def test_many_different_failures_are_cut_and_the_first_and_the_latest_are_shown() -> None:
+def test_many_failures_show_first_and_latest() -> None:
     told = jobs.told(_crashes(30))
     for attempt in told["attempts"][:-1]:
         attempt["verdict"]["summary"] += f" {attempt['attempt']}"
@@ -151,7 +150,7 @@ def test_many_different_failures_are_cut_and_the_first_and_the_latest_are_shown(
     assert "attempt 12  " not in text
 
 
-def test_what_hosts_say_alike_is_evidence_once_with_its_fix_on_a_line_of_its_own() -> None:
+def test_equal_evidence_of_hosts_appears_once_with_fix() -> None:
     said = "lease: 2 GPUs wanted, the host has 1"
     proof = tuple(d.Evidence(said, d.EvidenceKind.HOST, host, "lower gpus_per_node") for host in ("n0", "n1"))
     head = "2 hosts are needed, and 0 of 2 can be used"
@@ -181,7 +180,7 @@ def test_what_hosts_say_alike_is_evidence_once_with_its_fix_on_a_line_of_its_own
     assert lines[-2].strip().startswith("status  orch status")
 
 
-def test_why_an_allocation_was_taken_away_is_said_once() -> None:
+def test_reason_of_lost_allocation_is_shown_once() -> None:
     why, what = "it was put back into the queue", "allocation 69.0 was requeued, not by orch"
     verdict = d.Verdict(
         d.VerdictKind.PREEMPTED, (), "", what, (d.Evidence(why),), d.FailureSignature(d.VerdictKind.PREEMPTED), None, 1.0, True,
@@ -193,7 +192,7 @@ def test_why_an_allocation_was_taken_away_is_said_once() -> None:
     assert f"  {what}\n" in text and f"  {why}" in text and f"{what}: {why}" not in text
 
 
-def test_a_rank_that_fails_while_it_has_time_to_save_is_named_with_its_exception() -> None:
+def test_rank_failing_during_grace_is_named_with_exception() -> None:
     failure = observations.Failure("RuntimeError", "no worker\nany more", "", frame("train.py:10 inner"))
     exited = reports.Exited(1, 1, 1, None, 20, failure, oom=False, ordered=True)
     late = e.FromNode(7.0, "node-0", exited)
@@ -217,20 +216,20 @@ def test_a_rank_that_fails_while_it_has_time_to_save_is_named_with_its_exception
     assert why["attempts"][0]["remarks"] == [said]
 
 
-def test_an_attempt_that_was_cancelled_stays_so_when_the_job_has_gone_on_since() -> None:
+def test_cancelled_attempt_stays_so_after_resume() -> None:
     ended = jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user")
     news = [*RUNNING, e.CancelRequested(6.0, 1), ended]
-    news += [e.ResumeRequested(8.0, 2), jobs.again(2, 9.0, Checkpoint(jobs.CKPT, 20))]
+    news += [e.ResumeRequested(8.0, 2), jobs.again(2, 9.0, ResumePoint(jobs.CKPT, 20))]
     text = cells.plain_text(post_mortem.post_mortem(jobs.told(news)))
     assert "attempt 1  stopped by orch cancel" in text and "attempt 2  running" in text
 
 
-def test_the_end_of_a_long_traceback_is_what_is_kept() -> None:
+def test_end_of_long_traceback_is_kept() -> None:
     text = cells.plain_text(post_mortem.post_mortem(jobs.told(WHY["failed"])))
     assert "part_39.py" in text and "part_20.py" not in text and "lines, all in --json" in text
 
 
-def test_a_suspicion_has_a_line_of_its_own_in_place_of_the_reason() -> None:
+def test_suspicion_line_replaces_reason() -> None:
     said = "rank 2 on node-1 is stopped (state T) for 3 s"
     seen = Suspicion(said, [2], "node-1", 3.0, NextAction.ENDS, 2.0)
     more: dict[str, Any] = {
@@ -246,7 +245,7 @@ def test_a_suspicion_has_a_line_of_its_own_in_place_of_the_reason() -> None:
 
 
 @pytest.mark.parametrize("follows", NextAction)
-def test_what_follows_from_a_suspicion_is_said(follows: NextAction) -> None:
+def test_next_action_of_suspicion_is_shown(follows: NextAction) -> None:
     lost = Suspicion("node-1 is silent", [2, 3], "node-1", 3.0, follows, 2.0, "node-2")
     said = status_view.next_action_line(lost, "2026-11-18T11:06:46.500Z", "gpt")
     assert (said == "") is (follows is NextAction.UNKNOWN)
@@ -254,26 +253,22 @@ def test_what_follows_from_a_suspicion_is_said(follows: NextAction) -> None:
     assert ("node-2 takes over" in said) is (follows is NextAction.LOST)
 
 
-def test_a_rank_that_makes_no_steps_has_no_pace() -> None:
+def test_rank_without_steps_has_no_speed() -> None:
     beats = e.FromNode(
-        14.0,
-        "node-0",
-        reports.Heartbeat(1, (RankHeartbeat(0, 20, "S", 1, 1.0), RankHeartbeat(1, 20, "S", 1, 1.0))),
+        14.0, "node-0", reports.Heartbeat(1, (RankHeartbeat(0, 20, "S", 1, 1.0), RankHeartbeat(1, 20, "S", 1, 1.0)))
     )
     shown = _status([*RUNNING, beats], 14.5)
     assert shown.steps_per_s == 0.0 and "steps/s" not in cells.plain_text([status_view.headline(shown)])
 
 
-def test_a_slow_rank_has_a_line_with_its_factor_and_its_host() -> None:
+def test_slow_rank_line_has_factor_and_host() -> None:
     slow = StragglerStatus(5, "gpu02", 1.8, 0.18, 0.1, 1300)
     text = cells.plain_text(status_view.job(_status(RUNNING, 6.0, stragglers=(slow,) * 6)))
-    assert (
-        "\nslow        rank 5 on gpu02, 1.8 x its peers since step 1,300\n            rank 5 on gpu02" in text
-    )
+    assert "\nslow        rank 5 on gpu02, 1.8 x its peers since step 1,300\n            rank 5 on gpu02" in text
     assert "\n            and 2 more: --json shows all\n" in text
 
 
-def test_a_notice_and_its_fix_have_a_line_each_until_it_is_withdrawn() -> None:
+def test_notice_and_fix_have_lines_until_withdrawn() -> None:
     said = "4 ranks train alone: none has formed a process group after 30 steps"
     notice = d.Notice(5.0, said, 1, d.NoticeTopic.ALONE, fix="form one")
     text = cells.plain_text(status_view.job(_status([*RUNNING, notice], 6.0)))
@@ -282,16 +277,14 @@ def test_a_notice_and_its_fix_have_a_line_each_until_it_is_withdrawn() -> None:
         in text
     )
     told = cells.plain_text(post_mortem.post_mortem(jobs.told([*RUNNING, notice])))
-    assert (
-        "UTC: 4 ranks train alone: none has formed a process group after 30 steps\n    fix: form one" in told
-    )
+    assert "UTC: 4 ranks train alone: none has formed a process group after 30 steps\n    fix: form one" in told
     gone = d.Notice(6.0, "the ranks no longer train alone", 1, d.NoticeTopic.ALONE, withdrawn=True)
     assert "notice" not in cells.plain_text(status_view.job(_status([*RUNNING, notice, gone], 6.0)))
     told = cells.plain_text(post_mortem.post_mortem(jobs.told([*RUNNING, notice, gone])))
     assert "withdrawn at " in told and "the ranks no longer train alone" in told
 
 
-def test_a_job_without_steps_shows_the_progress_bar_of_its_log() -> None:
+def test_job_without_steps_shows_bar_of_log() -> None:
     beat = e.FromNode(
         3.0, "node-0", reports.Heartbeat(1, (RankHeartbeat(0, 0, "S", 9, 1.0, progress="37/1200 (tqdm)"),))
     )
@@ -302,7 +295,7 @@ def test_a_job_without_steps_shows_the_progress_bar_of_its_log() -> None:
     assert [line for line in lines if line.startswith("0 ") and "37/1200 (tqdm)" in line]
 
 
-def test_remarks_stand_in_their_attempt() -> None:
+def test_remarks_are_shown_in_their_attempt() -> None:
     said = "slow: rank 1 on node-0, 1.8 x its peers (180 ms a step) since step 12"
     told = jobs.told([*RUNNING, d.Notice(5.0, said, 1, d.NoticeTopic.SLOW, "1"), *jobs.crash(1, 6.0, 23, 23)])
     assert told["attempts"][0]["remarks"] == [said]
@@ -313,7 +306,7 @@ def test_remarks_stand_in_their_attempt() -> None:
     assert text.count("slow: ") == 4 and "\n  … 2 more, all in --json …\n" in text
 
 
-def test_earlier_hangs_are_told_in_short_by_their_culprit() -> None:
+def test_earlier_hangs_are_summarised_by_culprit() -> None:
     lines = cells.plain_text(
         post_mortem.post_mortem(jobs.told([*WHY["hang-found"], *jobs.crash(2, 80.0, 3, 23)]))
     ).splitlines()
@@ -328,33 +321,29 @@ STATUS = {
     "failed": _status(WHY["failed"], 14.0),
     "unheard": _status(RUNNING, 6.0, written_s=11_100.0, supervisor=LockHolder(4000, "gpu-03")),
     "full-disk": _status(
-        RUNNING,
-        6.0,
-        written_s=61.0,
-        supervisor=LockHolder(4000, "gpu-03"),
-        full_disk="/home/me/.orch/jobs/g",
+        RUNNING, 6.0, written_s=61.0, supervisor=LockHolder(4000, "gpu-03"), full_disk="/home/me/.orch/jobs/g"
     ),
 }
 
 
 @pytest.mark.parametrize("name", STATUS)
-def test_the_status_is_the_one_that_was_looked_at(name: str) -> None:
+def test_status_matches_golden_file(name: str) -> None:
     golden.check(f"status-{name}.txt", cells.plain_text(status_view.job(STATUS[name])))
 
 
-def test_the_table_of_jobs_is_the_one_that_was_looked_at() -> None:
+def test_job_table_matches_golden_file() -> None:
     golden.check("jobs.txt", cells.plain_text(tables.jobs(list(STATUS.values()))))
     golden.check("jobs-100-columns.txt", cells.plain_text(tables.jobs(list(STATUS.values()), 100)))
 
 
 @pytest.mark.parametrize("chars", [80, 100, 200])
-def test_a_line_of_the_table_of_jobs_fits_the_terminal(chars: int) -> None:
+def test_job_table_line_fits_terminal(chars: int) -> None:
     lines = cells.plain_text(tables.jobs(list(STATUS.values()), chars)).splitlines()
     assert max(map(len, lines)) <= chars
     assert ("SUBMITTED" in lines[0]) is (chars > 80)
 
 
-def test_findings_are_those_that_were_looked_at() -> None:
+def test_findings_match_golden_files() -> None:
     found = [
         {"what": "plan", "found": "4 ranks on 2 nodes, on CPUs", "fix": "", "severity": "ok"},
         {"what": "space", "found": "0.1 GB free at /home", "fix": "free some space", "severity": "error"},
@@ -365,7 +354,7 @@ def test_findings_are_those_that_were_looked_at() -> None:
     golden.check("findings.txt", cells.plain_text(tables.findings(found)))
 
 
-def test_what_is_wrong_alike_with_several_hosts_is_one_finding() -> None:
+def test_equal_faults_of_hosts_are_one_finding() -> None:
     fault = {"what": "host", "severity": "error", "fix": "lower gpus_per_node"}
     found = [
         {**fault, "found": "n0: it has 0 GPUs"},
@@ -380,7 +369,7 @@ def test_what_is_wrong_alike_with_several_hosts_is_one_finding() -> None:
     ]
 
 
-def test_words_from_afar_cannot_command_the_terminal() -> None:
+def test_remote_text_cannot_control_terminal() -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\rX\n"
     one = replace(STATUS["running"], reason=evil)
     text = cells.plain_text(status_view.job(one)) + cells.plain_text(tables.jobs([one]))
@@ -390,23 +379,20 @@ def test_words_from_afar_cannot_command_the_terminal() -> None:
     assert not any(char in cells.plain_text(post_mortem.post_mortem(told)) for char in "\x1b\x07\x9b\r")
 
 
-def test_what_is_suspected_of_a_running_job_is_part_of_why() -> None:
-    told = jobs.told(RUNNING) | {
-        "suspicion": "no step for 12 s (usual: 0.3 s): rank 2 is blocked at train.py:88 load"
-    }
+def test_suspicion_of_running_job_is_part_of_why() -> None:
+    told = jobs.told(RUNNING) | {"suspicion": "no step for 12 s (usual: 0.3 s): rank 2 is blocked at train.py:88 load"}
     text = cells.plain_text(post_mortem.post_mortem(told))
     assert "suspicion   no step for 12 s" in text and f"orch stacks {told['id']}" in text
 
 
-def test_the_post_mortem_of_a_running_job_says_what_its_status_says() -> None:
+def test_running_jobs_post_mortem_agrees_with_status() -> None:
     told, seen = jobs.told(RUNNING[:-1]), Suspicion("rank 2 stands", [2], "node-1", 3.0, NextAction.ENDS, 2.0)
     now = _status(RUNNING, 6.0, step=33, suspicion=seen.what, suspected=seen)
     add_live_status(told, now)
     text = cells.plain_text(post_mortem.post_mortem(told, "gpt"))
     assert "running, steps 1 to 33" in text and "at step 20 (step-20.pt) and repeat 13 steps" in text
     assert (
-        "suspicion   rank 2 stands\n            will be ended at 11:06:48 UTC" in text
-        and "orch restart gpt\n" in text
+        "suspicion   rank 2 stands\n            will be ended at 11:06:48 UTC" in text and "orch restart gpt\n" in text
     )
     add_live_status(told, _status(RUNNING, 6.0, written_s=61.0, full_disk="/jobs/g"))
     lines = cells.plain_text(post_mortem.post_mortem(told, "gpt")).splitlines()

@@ -23,8 +23,7 @@ def _measured(ranks: int, loss: float = 2.34567, usage: Usage = USAGE) -> Status
         known,
         training=_with_loss(known.training, loss),
         ranks=tuple(
-            replace(rank, training=_with_loss(rank.training, loss), usage=usage)
-            for rank in known.ranks[:ranks]
+            replace(rank, training=_with_loss(rank.training, loss), usage=usage) for rank in known.ranks[:ranks]
         ),
     )
 
@@ -33,7 +32,8 @@ def _with_loss(training: Training, loss: float) -> Training:
     return replace(training, loss=ReportedNumber(loss))
 
 
-def test_ranks_that_tell_everything_are_shown_as_they_were_looked_at() -> None:
+def test_ranks_with_all_numbers_match_golden_file() -> None:
+    """Ranks that report everything are shown as they were reviewed."""
     golden.check("status-measured.txt", cells.plain_text(status_view.job(_measured(4))))
 
 
@@ -47,13 +47,13 @@ def test_ranks_that_tell_everything_are_shown_as_they_were_looked_at() -> None:
         (40, "RANK NODE STATE STEP STEPS/S EXIT"),
     ],
 )
-def test_a_table_of_ranks_fits_the_terminal_and_loses_its_columns_in_order(chars: int, heads: str) -> None:
+def test_rank_table_fits_terminal_dropping_columns_in_order(chars: int, heads: str) -> None:
     lines = cells.plain_text(status_view.job(_measured(4), chars_max=chars)).splitlines()[-5:]
     assert " ".join(lines[0].split()) == heads
     assert max(map(len, lines)) <= max(chars, len(lines[0]))
 
 
-def test_a_loss_that_is_not_a_number_is_shown_as_such() -> None:
+def test_non_finite_loss_is_shown_as_such() -> None:
     text = cells.plain_text(status_view.job(_measured(1, loss=math.nan)))
     assert "  loss nan  " in text
     assert "GPU" not in cells.plain_text(status_view.job(_measured(1, usage=Usage(1.0))))

@@ -15,9 +15,7 @@ from orchestrator.views import cells, status, tables
 from tests.support import golden, jobs
 
 
-def _host(
-    name: str, state: str, role: str, ranks: tuple[int, ...] = (), note: str = "", fix: str = ""
-) -> NodeStatus:
+def _host(name: str, state: str, role: str, ranks: tuple[int, ...] = (), note: str = "", fix: str = "") -> NodeStatus:
     seen_s = 0.8 if state in ("up", "silent") else None
     return NodeStatus(name, name, state, seen_s, role, list(ranks), note, fix)
 
@@ -57,25 +55,25 @@ QUEUED = [
 ]
 POOLS = {
     "running": _status(HOSTS, ranks=(_rank(0, "gpu01.lab"), _rank(2, "gpu03.lab"))),
-    "queued": _status(
-        QUEUED, state="QUEUED", step=None, steps_per_s=None, reason="waiting for gpu01.lab (busy)"
-    ),
+    "queued": _status(QUEUED, state="QUEUED", step=None, steps_per_s=None, reason="waiting for gpu01.lab (busy)"),
     "succeeded": _status(HOSTS[:1], state="SUCCEEDED", reason="every rank exited with code 0"),
 }
 
 
 @pytest.mark.parametrize("name", POOLS)
-def test_the_status_of_a_pool_is_the_one_that_was_looked_at(name: str) -> None:
+def test_pool_status_matches_golden_file(name: str) -> None:
+    """The status of a pool is the one that was reviewed."""
     golden.check(f"pool-{name}.txt", cells.plain_text(status.job(POOLS[name])))
 
 
-def test_a_host_of_which_there_is_something_to_say_is_never_hidden() -> None:
+def test_notable_host_is_never_hidden() -> None:
+    """A host of which there is something to say is never hidden."""
     text = cells.plain_text(status.job(POOLS["running"]))
     assert all(host.name in text for host in HOSTS[:6]) and KEY in text
     assert "gpu12.lab" not in text and "6 hosts on standby: gpu07.lab" in text
 
 
-def test_very_many_hosts_are_counted_unless_all_are_wanted() -> None:
+def test_very_many_hosts_are_counted_unless_requested() -> None:
     many = [_host(f"h{number}", "up", "placed", (number,)) for number in range(100)]
     text = cells.plain_text(status.job(_status(many)))
     assert "100    running  0-99" in text and "h64" not in text
@@ -86,14 +84,15 @@ def test_very_many_hosts_are_counted_unless_all_are_wanted() -> None:
     ("numbers", "said"),
     [((), ""), ((7,), "7"), (range(4), "0-3"), ((0, 1, 4, 6, 7, 8), "0-1,4,6-8"), ((5, 3, 3, 1), "1,3,5")],
 )
-def test_ranks_in_a_row_are_said_as_a_span(numbers: tuple[int, ...], said: str) -> None:
+def test_consecutive_ranks_are_shown_as_range(numbers: tuple[int, ...], said: str) -> None:
     assert ranks_text(numbers) == said
 
 
 SHORT, MEND = "lease: 2 GPUs wanted, the host has 1", "lower gpus_per_node"
 
 
-def test_what_is_the_matter_alike_with_several_hosts_is_said_once_and_whole() -> None:
+def test_equal_host_problems_are_shown_once_in_full() -> None:
+    """The same problem of several hosts is shown once and in full."""
     hosts = [_host(f"n{number}", "excluded", "idle", note=SHORT, fix=MEND) for number in range(6)]
     why = f"launch: 2 hosts are needed, and 0 of 6 can be used; n0: {SHORT}; fix: {MEND}"
     lines = cells.plain_text(status.job(_status(hosts, state="FAILED", reason=why))).splitlines()
@@ -104,7 +103,7 @@ def test_what_is_the_matter_alike_with_several_hosts_is_said_once_and_whole() ->
     ]
 
 
-def test_a_queued_job_says_whom_it_waits_for_once() -> None:
+def test_queued_job_names_awaited_job_once() -> None:
     nodes = [_host("n0", "busy", "idle", note="busy: 2 slots wanted; slots 0-1 held by job a of ada, pid 7")]
     why = "waiting for n0 (2 slots wanted; slots 0-1 held by job a of ada, pid 7)"
     text = cells.plain_text(status.job(_status(nodes, state="QUEUED", reason=why)))
@@ -120,21 +119,20 @@ def test_a_queued_job_says_whom_it_waits_for_once() -> None:
         ("up", "", 0.4, "ready"),
     ],
 )
-def test_a_host_is_called_what_it_is_before_any_is_chosen(
-    state: str, note: str, seen_s: float | None, said: str
-) -> None:
+def test_host_has_its_own_name_before_choice(state: str, note: str, seen_s: float | None, said: str) -> None:
+    """A host is called by its own name before any is chosen."""
     node = replace(_host("n0", state, "spare" if state == "up" else "idle", note=note), seen_s=seen_s)
     text = cells.plain_text(status.job(_status([node, _host("n1", "launching", "idle")], state="STARTING")))
     assert f"\nn0    {said} " in text
 
 
-def test_ranks_that_have_no_host_yet_are_not_listed() -> None:
+def test_ranks_without_host_are_not_listed() -> None:
     ranks = (replace(_rank(0, ""), pid=None),)
     text = cells.plain_text(status.job(_status(HOSTS[6:], state="STARTING", ranks=ranks)))
     assert "RANK" not in text and "on none of 6 hosts" in text and "6 hosts on standby: gpu07.lab" in text
 
 
-def test_what_is_being_copied_is_shown_with_how_far_it_has_come() -> None:
+def test_copy_is_shown_with_progress() -> None:
     one = TransferStatus("step-20.pt", "gpu01.lab", "fetch", 40_000_000, 8_000_000)
     other = replace(one, direction="send", node="gpu03.lab", done_bytes=None)
     text = cells.plain_text(status.job(_status(HOSTS, travels=(one, other))))
@@ -144,11 +142,11 @@ def test_what_is_being_copied_is_shown_with_how_far_it_has_come() -> None:
 
 
 @pytest.mark.parametrize(("reason", "shown"), [("", "waiting  a\n"), ("busy: b", "waiting  a: busy: b\n")])
-def test_a_job_that_waits_is_listed_with_its_reason_if_it_has_one(reason: str, shown: str) -> None:
+def test_waiting_job_is_listed_with_reason_if_any(reason: str, shown: str) -> None:
     assert cells.plain_text(tables.waiting([_status((), id="a", state="QUEUED", reason=reason)])) == shown
 
 
-def test_runs_of_a_tracker_are_counted_and_the_last_is_named() -> None:
+def test_tracker_runs_are_counted_and_last_is_named() -> None:
     runs = tuple(TrackerRun("wandb", f"/job/code/wandb/offline-run-{number}") for number in (1, 2, 3))
     text = cells.plain_text(status.job(_status(HOSTS, dir="/job", trackers=runs)))
     assert "wandb       3 runs, the last wandb/offline-run-3\n" in text

@@ -90,9 +90,7 @@ class Hook:
         self._errors = Errors(folder, self._notes)
         self._steps = Steps(folder, self._notes, self._errors.wrap)
         self._watch_files()
-        self._stacks = self._notes.guard(
-            "stacks", lambda: StackDumper(folder, int(environ[STACK_SIGNAL_ENV]))
-        )
+        self._stacks = self._notes.guard("stacks", lambda: StackDumper(folder, int(environ[STACK_SIGNAL_ENV])))
         atexit.register(self._steps.at_exit)  # the first to register is the last to run
         self._errors.wrap()
         self._when_imported("torch.optim.optimizer", "register_optimizer_step_post_hook", self._count_steps)

@@ -139,7 +139,7 @@ def describe_other_rendezvous() -> str:
 
 
 def rendezvous_record() -> str:
-    """Return `other_rendezvous` as a `Failure` in JSON without a type; empty for nothing."""
+    """Return `describe_other_rendezvous` as a `Failure` in JSON without a type; empty for nothing."""
     import json
 
     other = describe_other_rendezvous()
@@ -205,9 +205,7 @@ def find_loading_file(value: BaseException) -> str:
                 path = getattr(candidate, "name", getattr(candidate, "path", candidate))
                 if isinstance(path, (str, os.PathLike)):
                     real = os.path.realpath(os.fspath(path))
-                    if isinstance(real, str) and any(
-                        real == top or real.startswith(top + os.sep) for top in tops
-                    ):
+                    if isinstance(real, str) and any(real == top or real.startswith(top + os.sep) for top in tops):
                         found = real
         trace = trace.tb_next
     return found

@@ -71,9 +71,7 @@ SKIPPED_FOLDERS = ("/dev/", "/proc/", "/sys/", sys.prefix + os.sep, sys.base_pre
 class FileWatch:
     """The files of one process. What its forked children read is not noted: they may be workers for data."""
 
-    def __init__(
-        self, folder: str, notes: "HookNotes", step: "Callable[[], int]", *, is_child: bool = False
-    ) -> None:
+    def __init__(self, folder: str, notes: "HookNotes", step: "Callable[[], int]", *, is_child: bool = False) -> None:
         """`step`: returns how many steps of the script this process has made; `is_child`: as in `Steps`."""
         self._file, self._own = os.path.join(folder, FILES_FILE), folder + os.sep
         self._notes = notes

@@ -90,9 +90,7 @@ class Groups:
 
     def note_peers(self, words: memoryview) -> None:
         """Note whether this process trains alone, and with which framework: 1 µs."""
-        framework = (
-            None if self._may_have_peers else self._notes.guard("groups", self._framework_without_group)
-        )
+        framework = None if self._may_have_peers else self._notes.guard("groups", self._framework_without_group)
         self._may_have_peers = framework is None
         words[NO_GROUP_WORD] = 1 + FRAMEWORKS.index(framework) if framework else 0
 
@@ -114,9 +112,7 @@ class Groups:
 
         self._generation += 1
         words[GROUPS_WORD] = self._generation
-        before = [
-            (group, column) for reference, column in self._columns for group in [reference()] if column >= 0
-        ]
+        before = [(group, column) for reference, column in self._columns for group in [reference()] if column >= 0]
         groups = list(world.pg_map)[:GROUPS_MAX]
         kept = {id(group): column for group, column in before if any(group is other for other in groups)}
         free = [column for column in range(GROUPS_MAX) if column not in kept.values()]
@@ -126,9 +122,7 @@ class Groups:
             if self._notes.guard("a group's count", group._get_sequence_number_for_group) is None:
                 column = -1  # this backend counts nothing
             self._columns.append((weakref.ref(group), column))
-        for word in (
-            word for column in free for word in range(COUNTS_WORD + column, STEP_FILE_BYTES // 8, ROW_WORDS)
-        ):
+        for word in (word for column in free for word in range(COUNTS_WORD + column, STEP_FILE_BYTES // 8, ROW_WORDS)):
             words[word] = 0
         self._write_groups_file(world)
         self._generation += 1
@@ -145,9 +139,7 @@ class Groups:
                 members = world.pg_group_ranks[group]
                 label = str(getattr(group, "group_desc", ""))
                 ranks = sorted(members, key=members.__getitem__)
-                listing.append(
-                    {"column": column, "name": world.pg_names[group], "label": label, "ranks": ranks}
-                )
+                listing.append({"column": column, "name": world.pg_names[group], "label": label, "ranks": ranks})
         with open(self._path + ".part", "w") as out:
             json.dump({"generation": self._generation + 1, "groups": listing}, out)
         os.replace(self._path + ".part", self._path)

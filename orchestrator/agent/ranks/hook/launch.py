@@ -181,17 +181,9 @@ def wrap_launch_command(launch: "Callable[..., Any]") -> "Callable[..., Any]":
         import itertools
 
         actions: Any = launch.__globals__["launch_command_parser"]()._actions
-        given = [
-            one
-            for one in actions
-            if one.option_strings and getattr(args, one.dest, one.default) != one.default
-        ]
-        words = [
-            (one.option_strings[0], str(getattr(args, one.dest)))[: 2 - (one.nargs == 0)] for one in given
-        ]
-        run_shim(
-            "accelerate-launch", [*itertools.chain(*words), args.training_script, *args.training_script_args]
-        )
+        given = [one for one in actions if one.option_strings and getattr(args, one.dest, one.default) != one.default]
+        words = [(one.option_strings[0], str(getattr(args, one.dest)))[: 2 - (one.nargs == 0)] for one in given]
+        run_shim("accelerate-launch", [*itertools.chain(*words), args.training_script, *args.training_script_args])
 
     return launch_command
 

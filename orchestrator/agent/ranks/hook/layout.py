@@ -3,7 +3,9 @@
 # The environment that the agent sets for a rank.
 RANK_DIR_ENV = "ORCH_RANK_DIR"
 SUBMITTED_FROM_ENV = "ORCH_SUBMITTED_FROM"
-GIVEN_ENV = "ORCH_GIVEN"  # MASTER_ADDR MASTER_PORT RANK WORLD_SIZE, for the first Python of a rank: a shell may have set others
+GIVEN_ENV = (
+    "ORCH_GIVEN"  # MASTER_ADDR MASTER_PORT RANK WORLD_SIZE, for the first Python of a rank: a shell may have set others
+)
 STACK_SIGNAL_ENV = "ORCH_STACK_SIGNAL"  # of two stack signals; the other is the next one, see `Stacks`
 SOCKET_ENV = "ORCH_SOCKET"  # not empty: start torch's worker server; the user may set it empty
 

@@ -40,9 +40,7 @@ class CopyFinder:
         return None
 
     def _copy_spec(self, spec: "Any") -> "Any":
-        twin = (
-            self._find_copy(spec.origin) if spec.has_location and type(spec.loader).__name__ in _PLAIN else ""
-        )
+        twin = self._find_copy(spec.origin) if spec.has_location and type(spec.loader).__name__ in _PLAIN else ""
         if not twin:
             self._note(spec.origin)
             return spec

@@ -205,9 +205,7 @@ def _find_certificates(target: Target, identities: list[Identity]) -> Iterator[I
                 yield Identity(str(path), key)
 
 
-def _offer(
-    transport: paramiko.Transport, target: Target, key: paramiko.PKey | None, tried: list[str]
-) -> list[str]:
+def _offer(transport: paramiko.Transport, target: Target, key: paramiko.PKey | None, tried: list[str]) -> list[str]:
     """Offer a key, or none; return the methods that may follow, as far as the host names them. Raises LaunchError when
     the login has ended."""
     who = f"{target.user}@{target.hostname}"
@@ -239,9 +237,7 @@ def _offer(
 def _refusal(target: Target, tried: list[str], methods: list[str], keys: OfferedKeys) -> LaunchError:
     who, offers = f"{target.user}@{target.hostname}", ", ".join(methods) or "nothing"
     copy_command = f"ssh-copy-id {target.port_option}{shlex.quote(target.user)}@{target.host}"
-    refusals = [
-        offer.key.refusal for offer in keys.offers if isinstance(offer.key, AgentKey) and offer.key.refusal
-    ]
+    refusals = [offer.key.refusal for offer in keys.offers if isinstance(offer.key, AgentKey) and offer.key.refusal]
     details = "".join(f"; {note}" for note in (*keys.notes, *refusals))
     if keys.encrypted_files:
         details = f"; the key {keys.encrypted_files[0]} is encrypted and not in ssh-agent{details}"
@@ -260,7 +256,5 @@ def _refusal(target: Target, tried: list[str], methods: list[str], keys: Offered
         why = f"there is no key for {who}: nothing in ssh-agent, nor {files}"
         fix = f"ssh-keygen -t ed25519 && {copy_command}"
     if keys.encrypted_files:
-        fix = (
-            "" if target.agent_socket else 'eval "$(ssh-agent)" && '
-        ) + f"ssh-add {keys.encrypted_files[0]}"
+        fix = ("" if target.agent_socket else 'eval "$(ssh-agent)" && ') + f"ssh-add {keys.encrypted_files[0]}"
     return LaunchError("auth", why + details, fix, Retryable.PERMANENT)

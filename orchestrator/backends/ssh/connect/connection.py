@@ -53,10 +53,10 @@ IDLE_CHECK_S = 10.0
 _LOOPBACK = "127.0.0.1"
 _PROHIBITED = 1  # RFC 4254: administratively prohibited
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
-_FAST_CIPHERS = (
-    "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes256-ctr"
+_FAST_CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes256-ctr"
+_SFTP_FOLDERS = (
+    "/usr/lib/openssh /usr/libexec/openssh /usr/lib/ssh /usr/libexec/ssh /usr/libexec /usr/lib /usr/local/libexec"
 )
-_SFTP_FOLDERS = "/usr/lib/openssh /usr/libexec/openssh /usr/lib/ssh /usr/libexec/ssh /usr/libexec /usr/lib /usr/local/libexec"
 _SFTP_COMMAND = (
     "/bin/sh -c 'echo {mark}; "
     f"for d in {_SFTP_FOLDERS}; do if [ -x $d/sftp-server ]; then exec $d/sftp-server; fi; done; exec sftp-server'"
@@ -70,9 +70,7 @@ _Stream = socket.socket | paramiko.Channel
 class Connection:
     """An open SSH connection to a host."""
 
-    def __init__(
-        self, target: Target, line: _Stream, transport: paramiko.Transport, proxy: Proxy | None
-    ) -> None:
+    def __init__(self, target: Target, line: _Stream, transport: paramiko.Transport, proxy: Proxy | None) -> None:
         self.target = target
         self._line = line
         self._transport = transport
@@ -105,9 +103,7 @@ class Connection:
             if proxy is not None:
                 proxy.close()
             if isinstance(err, paramiko.SSHException | EOFError | OSError):
-                raise LaunchError(
-                    "connect", f"{describe_address(target)}: {str(err) or type(err).__name__}"
-                ) from err
+                raise LaunchError("connect", f"{describe_address(target)}: {str(err) or type(err).__name__}") from err
             raise
         return cls(target, line, transport, proxy)
 
@@ -126,9 +122,7 @@ class Connection:
         host = self.target.host
 
         def ask() -> int:
-            return self._transport.request_port_forward(
-                _LOOPBACK, 0, lambda channel, _origin, _there: taker(channel)
-            )
+            return self._transport.request_port_forward(_LOOPBACK, 0, lambda channel, _origin, _there: taker(channel))
 
         try:
             return self._request(FORWARD_S_MAX, ask)
@@ -325,9 +319,7 @@ class _Slot:
         self.failure: LaunchError | None = None
 
 
-def _open_stream(
-    target: Target, host_keys: known_hosts.Policy, jumps: JumpHosts
-) -> tuple[_Stream, Proxy | None]:
+def _open_stream(target: Target, host_keys: known_hosts.Policy, jumps: JumpHosts) -> tuple[_Stream, Proxy | None]:
     if target.jump is not None:
         return jumps.reach(target, target.jump, host_keys), None
     if target.proxy_command:
@@ -342,9 +334,7 @@ def _unreachable_error(target: Target, jump: Target, err: paramiko.ChannelExcept
         fix = f"in the sshd_config of {jump.host}: `AllowTcpForwarding yes` (or `local`), and a `PermitOpen` that allows it"
         return LaunchError("connect", why, fix, Retryable.PERMANENT)
     why = f"the bastion {jump.host} cannot reach {describe_address(target)}: {err.text}"
-    return LaunchError(
-        "connect", why, f"is the host up? `ssh {jump.host} nc -zv {target.hostname} {target.port}`"
-    )
+    return LaunchError("connect", why, f"is the host up? `ssh {jump.host} nc -zv {target.hostname} {target.port}`")
 
 
 def _jump_host_error(jump: Target, err: LaunchError) -> LaunchError:

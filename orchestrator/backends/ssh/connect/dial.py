@@ -137,6 +137,4 @@ def handshake(transport: paramiko.Transport, line: GreetedLine, target: Target, 
         why = f"the ProxyCommand `{target.proxy_command}` ended: {proxy.last_error() or 'no output'}"
         raise LaunchError("connect", why, f"try it by hand; `ssh -G {target.host}` shows where it comes from")
     why = f"{describe_address(target)} hung up before the login: {str(failure or '') or 'no reason given'}"
-    raise LaunchError(
-        "connect", why, "check MaxStartups in its sshd_config, and firewalls that ban addresses"
-    )
+    raise LaunchError("connect", why, "check MaxStartups in its sshd_config, and firewalls that ban addresses")

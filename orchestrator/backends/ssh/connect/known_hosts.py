@@ -120,7 +120,9 @@ def _add_command(target: Target, key: paramiko.PKey) -> str:
     place first where the user's ssh_config leaves it none."""
     file = next(iter(target.user_known_hosts), home() / ".ssh" / "known_hosts")
     if file == Path(os.devnull):
-        return f"name a file: `UserKnownHostsFile ~/.ssh/known_hosts` for {target.host} in ~/.ssh/config, and connect once"
+        return (
+            f"name a file: `UserKnownHostsFile ~/.ssh/known_hosts` for {target.host} in ~/.ssh/config, and connect once"
+        )
     if target.jump is not None or target.proxy_command or target.key_alias:
         return f"ssh -o StrictHostKeyChecking=ask {target.port_option}-l {shlex.quote(target.user)} {target.host} true"
     hashed = "-H " if target.hash_known_hosts else ""

@@ -113,9 +113,7 @@ def _target(host: str, options: Options) -> Target:
         return "" if value.lower() == "none" else value
 
     def paths(values: list[str]) -> tuple[Path, ...]:
-        return tuple(
-            Path(_expand(value.strip('"'), tokens)) for value in values if value.lower() not in ("", "none")
-        )
+        return tuple(Path(_expand(value.strip('"'), tokens)) for value in values if value.lower() not in ("", "none"))
 
     hostname, port = last("hostname").lower(), int(last("port"))
     tokens = {"h": hostname, "n": host, "p": str(port), "r": last("user"), "k": hostname}
@@ -149,9 +147,7 @@ def _read_options(host: str, user: str | None, port: int | None) -> Options:
     argv += ["-l", user] if user else []
     argv += ["-p", str(port)] if port else []
     try:
-        done = subprocess.run(
-            [*argv, "--", host], input=config.encode(), capture_output=True, timeout=SSH_G_S_MAX
-        )
+        done = subprocess.run([*argv, "--", host], input=config.encode(), capture_output=True, timeout=SSH_G_S_MAX)
     except FileNotFoundError as err:
         what = "there is no ssh client on this machine, which reads ~/.ssh/config"
         raise LaunchError("config", what, "install openssh-client", Retryable.PERMANENT) from err

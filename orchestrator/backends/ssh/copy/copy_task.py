@@ -43,7 +43,7 @@ class RateLimit:
 
 
 class CopyTask:
-    """One copy, waiting or under way. One thread copies; any other may read `done_bytes` and call `give_up`."""
+    """One copy, waiting or under way. One thread copies; any other may read `done_bytes` and call `cancel`."""
 
     def __init__(self, copy: Copy, limit: RateLimit) -> None:
         self.copy = copy

@@ -155,9 +155,7 @@ def _end(process: subprocess.Popen[bytes], signum: int) -> None:
 def _copy_error(code: int, output: bytes, task: CopyTask) -> Exception:
     copy = task.copy
     fetches = copy.direction is Direction.FETCH
-    lines = [
-        line.strip() for line in re.split(rb"[\r\n]+", output) if line.strip() and not _DONE.search(line)
-    ]
+    lines = [line.strip() for line in re.split(rb"[\r\n]+", output) if line.strip() and not _DONE.search(line)]
     last = b" / ".join(lines[-3:]).decode(errors="replace")
     if _NO_SPACE.search(output):
         where = f"{copy.local_dir} on this machine" if fetches else f"{copy.remote_dir} on {copy.node}"

@@ -124,7 +124,7 @@ def _write(task: CopyTask, file: IO[bytes], blocks: Iterable[bytes]) -> str:
 def open_tail(connection: Connection, path: str, begin: int) -> RemoteCommand:
     """Begin to read a file of a host at a byte. Raises LaunchError, OSError.
 
-    Uses `tail`: SFTP waits for each request before the next, unless a thread of paramiko's reads ahead, which ends with
+    Uses `open_tail`: SFTP waits for each request before the next, unless a thread of paramiko's reads ahead, which ends with
     a traceback on standard error when the connection is closed.
     """
     mark = f"orch-{secrets.token_hex(8)}".encode()
@@ -156,16 +156,12 @@ def _send(session: SftpCopy, name: str) -> None:
         source = (task.copy.local_dir / name).open("rb")
     with source:
         about, begin_bytes = os.fstat(source.fileno()), task.done_bytes
-        if name in task.sent_files or (
-            name in task.copy.written_by_host and _is_unchanged(sftp, path, about)
-        ):
+        if name in task.sent_files or (name in task.copy.written_by_host and _is_unchanged(sftp, path, about)):
             task.done_bytes += about.st_size
             return
         _make_folders(sftp, path.parent)
         with _part_file(sftp, path) as part:
-            sftp.putfo(
-                source, part, callback=lambda sent, _: task.advance(begin_bytes + sent - task.done_bytes)
-            )
+            sftp.putfo(source, part, callback=lambda sent, _: task.advance(begin_bytes + sent - task.done_bytes))
             sftp.utime(part, (about.st_mtime, about.st_mtime))
     task.sent_files.append(name)
 
@@ -233,7 +229,5 @@ def _copy_error(err: Exception, session: SftpCopy, name: str) -> Exception:
     if isinstance(err, FileNotFoundError):
         return HostError(f"{path} does not exist on {node}")
     if not isinstance(err, OSError) or err.errno is None:
-        return HostError(
-            f"{path} cannot be written on {node}, where no space may be left (its sftp-server: {err})"
-        )
+        return HostError(f"{path} cannot be written on {node}, where no space may be left (its sftp-server: {err})")
     return HostError(f"{path} on {node}: {err.strerror}")

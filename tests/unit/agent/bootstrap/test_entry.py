@@ -38,7 +38,7 @@ OLD_PYTHON = '#!/bin/sh\necho "Python 3.8.10"\n'
 # It lands
 
 
-def test_an_agent_comes_up_with_the_code_and_outlives_the_line(host: FakeHost, code: CodeArchive) -> None:
+def test_agent_starts_with_code_and_outlives_connection(host: FakeHost, code: CodeArchive) -> None:
     launched = launch_agent(host, fake_host.launch(code))
     assert host.processes[0].wait(fake_host.GONE_S_MAX) == 0
     assert (launched.root, launched.ships, launched.was_up) == (str(host.job.root), True, False)
@@ -51,7 +51,7 @@ def test_an_agent_comes_up_with_the_code_and_outlives_the_line(host: FakeHost, c
     assert words[1:] == ["-I", "-S", "-X", "utf8", str(host.job.bundle), "agent", "launched"]
 
 
-def test_only_its_own_folder_is_touched(host: FakeHost, code: CodeArchive) -> None:
+def test_only_own_folder_is_modified(host: FakeHost, code: CodeArchive) -> None:
     launch_agent(host, fake_host.launch(code))
     assert [str(path.relative_to(host.home)) for path in host.home.rglob("*") if host.job.root not in path.parents] == [
         ".orch", ".orch/jobs", f".orch/jobs/{jobs.ID}",
@@ -62,9 +62,8 @@ def test_only_its_own_folder_is_touched(host: FakeHost, code: CodeArchive) -> No
     }  # fmt: skip
 
 
-def test_no_other_user_can_write_into_the_folder_whatever_the_umask_is(
-    host: FakeHost, code: CodeArchive
-) -> None:
+def test_folder_is_not_writable_under_any_umask(host: FakeHost, code: CodeArchive) -> None:
+    """No other user can write into the folder, whatever the umask is."""
     before = os.umask(0)
     try:
         launch_agent(host, fake_host.launch(code))
@@ -78,12 +77,13 @@ def test_no_other_user_can_write_into_the_folder_whatever_the_umask_is(
     assert made == [] and (host.job.code / "train.py").exists()
 
 
-def test_a_second_launch_finds_the_agent_alive_and_starts_none(host: FakeHost, code: CodeArchive) -> None:
+def test_second_launch_finds_living_agent(host: FakeHost, code: CodeArchive) -> None:
+    """A second launch finds the agent alive and starts none."""
     first, second = launch_agent(host, fake_host.launch(code)), launch_agent(host, fake_host.launch(code))
     assert (second.was_up, second.pid) == (True, first.pid)
 
 
-def test_what_is_there_is_not_sent_again(host: FakeHost, code: CodeArchive) -> None:
+def test_files_already_present_are_not_sent(host: FakeHost, code: CodeArchive) -> None:
     launch_agent(host, fake_host.launch(code))
     assert _sent_bytes(host) > len(fake_host.BUNDLE) + code.blob.size_bytes
     launch_agent(host, fake_host.launch(code))
@@ -100,7 +100,7 @@ def _sent_bytes(host: FakeHost) -> int:
     return sent_bytes
 
 
-def test_a_bundle_that_was_damaged_on_the_disk_is_replaced(host: FakeHost, code: CodeArchive) -> None:
+def test_damaged_bundle_on_disk_is_replaced(host: FakeHost, code: CodeArchive) -> None:
     host.job.root.mkdir(parents=True)
     data = bytearray(fake_host.BUNDLE)
     data[1000] ^= 1
@@ -109,7 +109,7 @@ def test_a_bundle_that_was_damaged_on_the_disk_is_replaced(host: FakeHost, code:
     assert fake_host.sha256(host.job.bundle) == fake_host.launcher().blob.sha256
 
 
-def test_parts_of_a_launch_that_was_killed_do_not_matter(host: FakeHost, code: CodeArchive) -> None:
+def test_leftovers_of_killed_launch_are_harmless(host: FakeHost, code: CodeArchive) -> None:
     (host.job.root / ".code.part" / "junk").mkdir(parents=True)
     (host.job.root / ".code.tar.gz.part").write_bytes(b"half")
     (host.job.root / "code.tar.gz").write_bytes(b"torn")
@@ -117,9 +117,7 @@ def test_parts_of_a_launch_that_was_killed_do_not_matter(host: FakeHost, code: C
     assert sorted(path.name for path in host.job.code.iterdir()) == ["pkg", "train.py"]
 
 
-def test_the_job_s_own_folder_is_known_and_nothing_is_copied_into_it(
-    host: FakeHost, code: CodeArchive
-) -> None:
+def test_jobs_own_folder_is_recognised_and_nothing_copied(host: FakeHost, code: CodeArchive) -> None:
     host.job.secrets.mkdir(parents=True)
     (host.job.secrets / "token").write_text(fake_host.config().token)
     host.job.bundle.write_bytes(fake_host.BUNDLE)
@@ -129,15 +127,14 @@ def test_the_job_s_own_folder_is_known_and_nothing_is_copied_into_it(
     assert not (host.job.root / "code.tar.gz").exists() and list(host.job.code.iterdir()) == []
 
 
-def test_a_folder_of_another_job_with_secrets_is_not_taken_for_its_own(
-    host: FakeHost, code: CodeArchive
-) -> None:
+def test_folder_of_job_with_secrets_is_not_own(host: FakeHost, code: CodeArchive) -> None:
     host.job.secrets.mkdir(parents=True)
     (host.job.secrets / "token").write_text("f" * 64)
     assert launch_agent(host, fake_host.launch(code)).ships
 
 
-def test_two_hosts_with_one_home_land_at_once(host: FakeHost, code: CodeArchive) -> None:
+def test_hosts_sharing_home_launch_concurrently(host: FakeHost, code: CodeArchive) -> None:
+    """Several hosts that share one home folder launch at once."""
     launched = _at_once(
         [partial(launch_agent, host, fake_host.launch(code, fake_host.config(f"host-{n}"))) for n in range(3)]
     )
@@ -145,7 +142,7 @@ def test_two_hosts_with_one_home_land_at_once(host: FakeHost, code: CodeArchive)
     assert (host.job.code / "pkg/deep/mod.py").read_bytes() == fake_host.FILES["pkg/deep/mod.py"]
 
 
-def test_two_launches_of_one_node_at_once_leave_one_agent(host: FakeHost, code: CodeArchive) -> None:
+def test_two_concurrent_launches_of_node_leave_one_agent(host: FakeHost, code: CodeArchive) -> None:
     launched = _at_once([lambda: launch_agent(host, fake_host.launch(code))] * 2)
     assert sorted(one.was_up for one in launched) == [False, True]
     alone = next(one for one in launched if not one.was_up)
@@ -169,13 +166,13 @@ def _at_once(deeds: list[Callable[[], LaunchedAgent]]) -> list[LaunchedAgent]:
 @pytest.mark.parametrize(
     "rc", ["echo Welcome to the lab; echo warning >&2", "printf 'no newline at the end'", "echo; echo '{}'"]
 )
-def test_a_noisy_shell_is_listened_through_and_noted(rc: str, host: FakeHost, code: CodeArchive) -> None:
+def test_noisy_shell_is_tolerated_and_noted(rc: str, host: FakeHost, code: CodeArchive) -> None:
     host.rc = rc
     launched = launch_agent(host, fake_host.launch(code))
     assert "its login shell prints on its own" in launched.notes[0]
 
 
-def test_a_shell_that_ends_before_us_is_named_with_its_words(host: FakeHost, code: CodeArchive) -> None:
+def test_shell_ending_early_is_reported_with_its_output(host: FakeHost, code: CodeArchive) -> None:
     host.rc = "echo 'This account is closed'; exit 7"
     failure = fake_host.failure(host, code)
     assert (failure.stage, failure.retryable) == ("shell", Retryable.PERMANENT)
@@ -183,26 +180,21 @@ def test_a_shell_that_ends_before_us_is_named_with_its_words(host: FakeHost, cod
     assert "~/.bashrc" in failure.fix
 
 
-def test_an_old_python_first_in_path_is_passed_over(
-    host: FakeHost, code: CodeArchive, tmp_path: Path
-) -> None:
+def test_old_python_first_in_path_is_skipped(host: FakeHost, code: CodeArchive, tmp_path: Path) -> None:
     fake_host.program(tmp_path / "old", "python3", OLD_PYTHON)
     host.env["PATH"] = f"{tmp_path / 'old'}:{os.environ['PATH']}"
     assert launch_agent(host, fake_host.launch(code)).pid
 
 
-def test_the_submitter_s_python_is_the_first_that_is_tried(
-    host: FakeHost, code: CodeArchive, tmp_path: Path
-) -> None:
+def test_submitters_python_is_tried_first(host: FakeHost, code: CodeArchive, tmp_path: Path) -> None:
     mine = tmp_path / 'it\'s "my" $(python)'
     mine.symlink_to(Path(sys.executable).resolve())
     launched = launch_agent(host, fake_host.launch(code, of=fake_host.launcher(str(mine))))
     assert Path(f"/proc/{launched.pid}/cmdline").read_text().startswith(f"{mine}\0")
 
 
-def test_a_host_without_a_fitting_python_says_which_ones_it_has(
-    host: FakeHost, code: CodeArchive, tmp_path: Path
-) -> None:
+def test_host_without_suitable_python_lists_its_versions(host: FakeHost, code: CodeArchive, tmp_path: Path) -> None:
+    """A host without a suitable Python reports which ones it has."""
     old = fake_host.program(tmp_path / "o \"l' d", "python3", OLD_PYTHON)
     failure = fake_host.failure(host, code, of=_without_pythons(host, tmp_path, old.parent))
     assert (failure.stage, failure.retryable) == ("python", Retryable.PERMANENT)
@@ -210,7 +202,7 @@ def test_a_host_without_a_fitting_python_says_which_ones_it_has(
     assert "install" in failure.fix
 
 
-def test_a_host_with_no_python_at_all_says_so(host: FakeHost, code: CodeArchive, tmp_path: Path) -> None:
+def test_host_without_python_is_reported(host: FakeHost, code: CodeArchive, tmp_path: Path) -> None:
     assert fake_host.failure(host, code, of=_without_pythons(host, tmp_path)).reason == "there is no Python"
 
 
@@ -228,7 +220,8 @@ def _without_pythons(host: FakeHost, folder: Path, *more: Path) -> Launcher:
     )
 
 
-def test_a_clock_that_is_far_off_is_noted(host: FakeHost, code: CodeArchive) -> None:
+def test_clock_skew_is_noted(host: FakeHost, code: CodeArchive) -> None:
+    """A clock that is far off is noted."""
     clocks = Clocks(wall=lambda: time.time() - 3600)
     launched = launch_agent(host, fake_host.launch(code), clocks=clocks)
     assert "its clock is 3600 s ahead" in launched.notes
@@ -237,9 +230,7 @@ def test_a_clock_that_is_far_off_is_noted(host: FakeHost, code: CodeArchive) -> 
 # Leases
 
 
-def test_a_host_whose_gpus_are_taken_says_by_whom_and_gives_them_when_they_are_free(
-    host: FakeHost, code: CodeArchive, tmp_path: Path
-) -> None:
+def test_host_with_busy_gpus_names_holder_then_leases(host: FakeHost, code: CodeArchive, tmp_path: Path) -> None:
     _gpus(host, tmp_path, 2)
     both, one = LeaseNeeds(2, 0, 0), LeaseNeeds(1, 0, 0)
     first = launch_agent(host, fake_host.launch(code, fake_host.config(needs=both)))
@@ -255,9 +246,7 @@ def test_a_host_whose_gpus_are_taken_says_by_whom_and_gives_them_when_they_are_f
     assert launch_agent(host, fake_host.launch(code, other)).gpus == ("0",)
 
 
-def test_a_host_with_too_few_gpus_is_no_use_and_one_without_any_neither(
-    host: FakeHost, code: CodeArchive, tmp_path: Path
-) -> None:
+def test_host_with_too_few_gpus_is_refused(host: FakeHost, code: CodeArchive, tmp_path: Path) -> None:
     told = fake_host.config(needs=LeaseNeeds(8, 0, 0))
     _gpus(host, tmp_path, 2)
     failure = fake_host.failure(host, code, told)
@@ -279,14 +268,15 @@ def _gpus(host: FakeHost, folder: Path, count: int) -> None:
 # No half-started job
 
 
-def test_a_keeper_that_dies_at_once_leaves_its_last_words(host: FakeHost, code: CodeArchive) -> None:
+def test_dying_agent_monitor_is_reported_with_last_output(host: FakeHost, code: CodeArchive) -> None:
+    """An agent monitor that dies at once is reported with its last output."""
     (host.job.node("node-0") / "agent.lock").mkdir(parents=True)
     failure = fake_host.failure(host, code)
     assert failure.stage == "agent" and "Is a directory" in failure.reason
 
 
 @pytest.mark.parametrize("words_heard", range(10))
-def test_wherever_the_launching_side_vanishes_no_half_started_job_is_left(
+def test_launcher_vanishing_anywhere_leaves_no_half_started_job(
     words_heard: int, host: FakeHost, code: CodeArchive
 ) -> None:
     """The line breaks after so many lines: an agent is there only if it was told to go."""

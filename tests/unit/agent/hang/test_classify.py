@@ -26,7 +26,8 @@ pytestmark = [
 ]
 
 
-def test_a_first_inspection_says_where_a_rank_is_and_judges_nothing(tmp_path: Path) -> None:
+def test_first_inspection_locates_rank_without_verdict(tmp_path: Path) -> None:
+    """A first inspection reports where a rank is and judges nothing."""
     script = f"import time\n{GO}def rest():\n    time.sleep(3600)\nrest()\n"
     with watching(tmp_path, script) as watch:
         found = watch.look()[0]
@@ -35,7 +36,8 @@ def test_a_first_inspection_says_where_a_rank_is_and_judges_nothing(tmp_path: Pa
         assert found.stack == ("train.py:4 rest", "train.py:5 <module>")
 
 
-def test_a_rank_deep_in_imports_shows_the_users_line_and_no_import_machinery(tmp_path: Path) -> None:
+def test_rank_in_imports_shows_user_line_only(tmp_path: Path) -> None:
+    """A rank deep in imports shows the user's line and no import machinery."""
     library = tmp_path / "site-packages"
     library.mkdir()
     for number in range(DEPTH):
@@ -48,7 +50,8 @@ def test_a_rank_deep_in_imports_shows_the_users_line_and_no_import_machinery(tmp
         assert len(found.stack) == DEPTH + 2, found.stack
 
 
-def test_time_that_stands_still_is_summed_over_inspections_and_a_moving_stack_ends_it(tmp_path: Path) -> None:
+def test_stuck_time_accumulates_until_stack_moves(tmp_path: Path) -> None:
+    """The time without movement is summed over inspections, and a moving stack ends it."""
     script = f"""import os, time
 {GO}def one():
     while not os.path.exists(os.environ['GO']):
@@ -68,7 +71,8 @@ two()
         assert watch.until_activity(Activity.SLEEPING).still_s < second.still_s + 30
 
 
-def test_a_stopped_rank_is_stopped_and_goes_on_to_work(tmp_path: Path) -> None:
+def test_stopped_rank_is_stopped_then_progressing(tmp_path: Path) -> None:
+    """A stopped rank is reported as stopped, and once it continues, as working."""
     script = f"import time\n{GO}while True:\n    time.sleep(0.01)\n"
     with watching(tmp_path, script) as watch:
         pid = watch.ranks.processes[0].pid
@@ -79,7 +83,7 @@ def test_a_stopped_rank_is_stopped_and_goes_on_to_work(tmp_path: Path) -> None:
         assert watch.until(lambda one: one.activity is not Activity.STOPPED).still_s == 0.0
 
 
-def test_the_rank_behind_a_launcher_is_the_one_that_is_inspected(tmp_path: Path) -> None:
+def test_rank_behind_launcher_is_inspected(tmp_path: Path) -> None:
     script = f"""import os, subprocess, sys, time
 if 'INNER' in os.environ:
     {GO}    time.sleep(3600)
@@ -91,7 +95,7 @@ subprocess.run([sys.executable, __file__], env=dict(os.environ, INNER='1'))
         assert str(found.where) == "train.py:4 <module>"
 
 
-def test_a_rank_that_still_imports_is_in_the_phase_of_importing(tmp_path: Path) -> None:
+def test_importing_rank_is_in_import_phase(tmp_path: Path) -> None:
     script = f"import sys\nsys.path.insert(0, '.')\nopen('slow.py', 'w').write('import time; time.sleep(40)')\n{GO}import slow\n"
     with watching(tmp_path, script) as watch:
         found = watch.until_activity(Activity.SLEEPING)
@@ -99,7 +103,7 @@ def test_a_rank_that_still_imports_is_in_the_phase_of_importing(tmp_path: Path) 
         assert str(found.where) == "slow.py:1 <module>"
 
 
-def test_a_program_without_a_python_stack_is_told_by_its_system_call(tmp_path: Path) -> None:
+def test_program_without_python_is_described_by_system_call(tmp_path: Path) -> None:
     script = f"import os\n{GO}os.execvp('sleep', ['sleep', '3600'])\n"
     with watching(tmp_path, script) as watch:
         watch.await_name("sleep")
@@ -108,7 +112,7 @@ def test_a_program_without_a_python_stack_is_told_by_its_system_call(tmp_path: P
         assert found.stack == ()
 
 
-def test_the_evidence_grows_by_each_inspection_with_all_stacks(tmp_path: Path) -> None:
+def test_evidence_grows_by_every_inspection(tmp_path: Path) -> None:
     script = f"import time\n{GO}time.sleep(3600)\n"
     with watching(tmp_path, script) as watch:
         watch.look()
@@ -121,14 +125,14 @@ def test_the_evidence_grows_by_each_inspection_with_all_stacks(tmp_path: Path) -
         assert "unknown, still for 0 s: in sleep()" in before.splitlines()[0]
 
 
-def test_eight_ranks_are_inspected_together(tmp_path: Path) -> None:
+def test_eight_ranks_are_inspected_concurrently(tmp_path: Path) -> None:
     script = f"import time\n{GO}time.sleep(3600)\n"
     with watching(tmp_path, script, ranks=8) as watch:
         assert sorted(watch.look()) == list(range(8))
         assert all(one.stack == ("train.py:3 <module>",) for one in watch.look().values())
 
 
-def test_of_a_loaders_workers_the_one_in_the_users_code_is_named() -> None:
+def test_loader_worker_in_user_code_is_named() -> None:
     loop = Frame("/site-packages/torch/utils/data/_utils/worker.py", 9, "_worker_loop")
     main, item = Frame("/home/ada/train.py", 5, "main"), Frame("/home/ada/data.py", 7, "__getitem__")
     assert not runs_users_code((Frame("/usr/lib/python3.11/queue.py", 3, "get"), loop, main))

@@ -199,13 +199,13 @@ LIFE = {
 }
 
 
-def test_what_a_rank_stands_in_is_named(tmp_path: Path) -> None:
+def test_blocked_rank_is_named_with_its_wait(tmp_path: Path) -> None:
     for name, found in stood(tmp_path, {name: code for name, (code, _) in STANDS.items()}).items():
         assert found.activity in (Activity.BLOCKED, Activity.SLEEPING), (name, found)
         assert re.match(STANDS[name][1], found.why), (name, found.why)
 
 
-def test_whatever_moves_of_a_rank_is_work(tmp_path: Path) -> None:
+def test_any_movement_of_rank_is_progress(tmp_path: Path) -> None:
     cases = {name: code for name, (code, _) in LIFE.items()}
     for name, found in stood(tmp_path, cases, still_s=STILL_S_MAX).items():
         assert found.activity is Activity.PROGRESSING and re.search(LIFE[name][1], found.why), (name, found)
@@ -224,12 +224,13 @@ WORDS = {
 }  # fmt: skip
 
 
-def test_what_a_rank_is_in_is_said_in_words(tmp_path: Path) -> None:
+def test_wait_of_rank_is_described(tmp_path: Path) -> None:
     for name, found in stood(tmp_path, {name: code for name, (code, _) in WORDS.items()}).items():
         assert re.match(WORDS[name][1], found.why), (name, found)
 
 
-def test_the_thread_that_makes_the_steps_is_judged_whatever_the_main_thread_does(tmp_path: Path) -> None:
+def test_training_thread_is_judged_instead_of_main_thread(tmp_path: Path) -> None:
+    """The thread that makes the steps is judged, whatever the main thread does."""
     trainer = """import subprocess, sys, threading, time
 def train():
     steps = sys._orch_hook._steps
@@ -246,19 +247,19 @@ time.sleep(3600)
     assert str(found["steps"].where).endswith((":5 train", ":5 <listcomp>"))
 
 
-def test_a_wait_for_the_store_is_known_by_its_address_whatever_it_is_called(tmp_path: Path) -> None:
+def test_store_wait_is_recognised_by_its_address(tmp_path: Path) -> None:
+    """A wait for the store is recognised by its address, whatever it is called."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        script = (
-            f"import socket\nkv = socket.create_connection(('127.0.0.1', {port}))\n{SAY_READY}kv.recv(1)\n"
-        )
+        script = f"import socket\nkv = socket.create_connection(('127.0.0.1', {port}))\n{SAY_READY}kv.recv(1)\n"
         with watching(tmp_path / "store", script, MASTER_PORT=str(port)) as watch:
             assert watch.until_activity(Activity.WAITING_FOR_RANKS).why == "in the store"
         with watching(tmp_path / "other", script, MASTER_PORT="1") as watch:
             assert watch.until_activity(Activity.BLOCKED).why.startswith("in recv() of the connection")
 
 
-def test_an_inspection_does_not_wake_what_sleeps_in_c_code(tmp_path: Path) -> None:
+def test_inspection_does_not_interrupt_sleep_in_c(tmp_path: Path) -> None:
+    """An inspection does not wake what sleeps in C code."""
     calls = ("ctypes.PyDLL(None).sleep(3600)", "ctypes.CDLL(None).pause()", "signal.pause()")
     beside = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     cases = {
@@ -268,12 +269,11 @@ def test_an_inspection_does_not_wake_what_sleeps_in_c_code(tmp_path: Path) -> No
     }
     for name, found in stood(tmp_path, cases).items():
         assert found.why == ("in sleep()" if "sleep" in name else "in pause()"), (name, found)
-        assert bool(found.stack) is ("PyDLL" not in name), (
-            "torch's worker server shows it where the GIL is free"
-        )
+        assert bool(found.stack) is ("PyDLL" not in name), "torch's worker server shows it where the GIL is free"
 
 
-def test_an_inspection_does_not_end_what_any_signal_would_end(tmp_path: Path) -> None:
+def test_inspection_does_not_interrupt_signal_sensitive_wait(tmp_path: Path) -> None:
+    """An inspection does not end what any signal would end."""
     blocks = "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); "
     calls = {
         "signal.sigwait(signal.valid_signals())": r"in rt_sigtimedwait\(\)",
@@ -288,9 +288,10 @@ def test_an_inspection_does_not_end_what_any_signal_would_end(tmp_path: Path) ->
         assert re.match(calls[name], found.why) and found.stack, (name, found)
 
 
-def test_an_inspection_writes_into_no_file_of_a_script_that_has_closed_its_descriptors(
+def test_inspection_writes_into_no_reused_descriptor(
     tmp_path: Path,
 ) -> None:
+    """An inspection writes into no file of a script that has closed its descriptors."""
     script = (
         f"import os, time\n{SAY_READY}os.closerange(3, 100)\n"
         "files = [open(f'part-{n}', 'w') for n in range(30)]\nopen('all', 'w').close()\ntime.sleep(60)"
@@ -301,7 +302,7 @@ def test_an_inspection_writes_into_no_file_of_a_script_that_has_closed_its_descr
         assert [path for path in watch.job.code.glob("part-*") if path.stat().st_size] == []
 
 
-def test_threads_that_an_inspection_makes_itself_are_no_movement() -> None:
+def test_threads_created_by_inspection_are_no_progress() -> None:
     """While C code keeps Python's lock, each request to torch's worker server leaves a thread that waits for it."""
     frames = (Frame("/home/ada/train.py", 6, "<module>"),)
     use = sample.ResourceUse(1.0, 0.0, 0.0, {}, 0, {})
@@ -309,9 +310,7 @@ def test_threads_that_an_inspection_makes_itself_are_no_movement() -> None:
 
     def look(*others: ThreadStack) -> sample.HangSample:
         sides = tuple(sample.SideThread(0, thread, wait, "") for thread in others)
-        return sample.HangSample(
-            0, 9, 9, "R", main, sides, True, "", "", "", wait, (), False, False, use, use, ()
-        )
+        return sample.HangSample(0, 9, 9, "R", main, sides, True, "", "", "", wait, (), False, False, use, use, ())
 
     first, asking, beside = (
         look(),

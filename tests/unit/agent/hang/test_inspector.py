@@ -30,7 +30,8 @@ def flight_page(watch: Watch, lines: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in page.read_bytes().splitlines()]
 
 
-def test_each_inspection_adds_a_line_with_torchs_trace_or_that_it_is_unchanged(tmp_path: Path) -> None:
+def test_inspection_records_torch_trace_or_unchanged(tmp_path: Path) -> None:
+    """Each inspection adds a line with torch's trace, or that it is unchanged."""
     path = tmp_path / TRACE
     path.write_bytes(trace(3))
     with watching(tmp_path, WAITS, FAKE_TRACE=str(path)) as watch:
@@ -58,7 +59,7 @@ USERS = """pid, gpu_uuid, used_gpu_memory [MiB]
 """
 
 
-def test_the_use_of_gpus_is_told_by_process() -> None:
+def test_gpu_use_is_reported_by_process() -> None:
     failed = gpu_use.parse_tables("NVIDIA-SMI has failed\n", "No devices were found\n\n")
     assert not failed.devices and not failed.processes
     known = gpu_use.parse_tables(USE, USERS)
@@ -70,7 +71,7 @@ def test_the_use_of_gpus_is_told_by_process() -> None:
     )
 
 
-def test_a_rank_with_a_gpu_is_inspected_with_its_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_rank_is_inspected_with_its_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "bin/nvidia-smi"
     tool.parent.mkdir()
     pids = tmp_path / "pids"
@@ -89,7 +90,7 @@ def test_a_rank_with_a_gpu_is_inspected_with_its_use(tmp_path: Path, monkeypatch
         assert watch.look()[0].gpu_use == 0.97
 
 
-def test_what_gpus_do_is_added_at_each_inspection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_activity_is_added_at_every_inspection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "bin/nvidia-smi"
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\necho 0, 97 %\n")

@@ -27,9 +27,7 @@ pytestmark = [
 
 @contextmanager
 def running(code: str, folder: Path | None = None, *args: str) -> Iterator[int]:
-    process = subprocess.Popen(
-        [sys.executable, "-S", "-E", "-c", code, *args], cwd=folder, stdin=subprocess.PIPE
-    )
+    process = subprocess.Popen([sys.executable, "-S", "-E", "-c", code, *args], cwd=folder, stdin=subprocess.PIPE)
     try:
         yield process.pid
     finally:
@@ -53,7 +51,7 @@ def until(pid: int, seen: Callable[[Wait], bool]) -> Wait:
         ("import select; select.select([], [], [], 50)", ("select", "pselect6")),
     ],
 )
-def test_a_sleep_is_told_from_other_waits(code: str, calls: tuple[str, ...]) -> None:
+def test_sleep_is_distinguished_from_other_waits(code: str, calls: tuple[str, ...]) -> None:
     with running(code) as pid:
         found = until(pid, lambda wait: wait.is_sleeping)
         assert found.call in calls
@@ -75,7 +73,8 @@ def test_a_sleep_is_told_from_other_waits(code: str, calls: tuple[str, ...]) -> 
         ),
     ],
 )
-def test_a_wait_with_a_limit_is_no_sleep_and_says_that_it_ends(code: str, calls: tuple[str, ...]) -> None:
+def test_timed_wait_is_no_sleep_and_reports_limit(code: str, calls: tuple[str, ...]) -> None:
+    """A wait with a time limit is no sleep and is reported as one that ends."""
     with running(code) as pid:
         found = until(pid, lambda wait: wait.call in calls and wait.limit_s is not None)
         assert not found.is_sleeping
@@ -83,18 +82,21 @@ def test_a_wait_with_a_limit_is_no_sleep_and_says_that_it_ends(code: str, calls:
         assert found.call != "poll" or "a pipe" in found.target
 
 
-def test_a_lock_is_a_futex_without_end() -> None:
+def test_endless_futex_is_a_lock() -> None:
+    """A futex without a time limit is a lock."""
     with running("import threading; a = threading.Lock(); a.acquire(); a.acquire()") as pid:
         assert until(pid, lambda wait: wait.call == "futex").is_unlimited
 
 
-def test_reading_standard_input_that_is_a_pipe() -> None:
+def test_stdin_pipe_wait_is_named() -> None:
+    """Reading standard input that is a pipe is named."""
     with running("import os; os.read(0, 1)") as pid:
         found = until(pid, lambda wait: wait.call == "read" and wait.fds == (0,))
         assert found.target == "standard input, a pipe"
 
 
-def test_a_connection_is_named_by_its_other_end() -> None:
+def test_connection_is_named_by_its_peer() -> None:
+    """A connection is named by its other end."""
     code = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1]))).recv(1)"
     import socket
 
@@ -105,7 +107,7 @@ def test_a_connection_is_named_by_its_other_end() -> None:
             assert found.target == f"the connection to 127.0.0.1:{port}"
 
 
-def test_a_fifo_is_opened_and_read_under_its_name(tmp_path: Path) -> None:
+def test_fifo_is_named_when_opened_and_read(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     os.mkfifo(tmp_path / "data" / "shard-17.bin")
     code = "open('data/shard-17.bin', 'rb', 0).read(1)"
@@ -119,7 +121,7 @@ def test_a_fifo_is_opened_and_read_under_its_name(tmp_path: Path) -> None:
             os.close(fd)
 
 
-def test_a_wait_that_any_signal_ends_is_told_from_those_that_begin_anew() -> None:
+def test_signal_interrupted_wait_is_distinguished_from_restarted_one() -> None:
     for code, frail in (
         ("import ctypes; ctypes.CDLL(None).sleep(50)", True),
         ("import signal; signal.pause()", True),
@@ -139,7 +141,7 @@ def test_a_wait_that_any_signal_ends_is_told_from_those_that_begin_anew() -> Non
         )
 
 
-def test_waiting_for_a_child_and_running_are_told_apart() -> None:
+def test_child_wait_is_distinguished_from_running() -> None:
     code = "import os, time\nif os.fork() == 0: time.sleep(99)\nos.wait()"
     with running(code) as pid:
         assert until(pid, lambda wait: wait.call == "wait4").is_unlimited
@@ -148,7 +150,8 @@ def test_waiting_for_a_child_and_running_are_told_apart() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_fact_is_named(tmp_path: Path) -> None:
+    """A fact that may not be read is named."""
     with running("import time; time.sleep(50)") as pid:
         until(pid, lambda wait: wait.is_sleeping)
         with unprivileged(tmp_path):
@@ -157,11 +160,11 @@ def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
         assert "/syscall: " in found.unavailable
 
 
-def test_a_process_that_is_gone_waits_for_nothing() -> None:
+def test_exited_process_waits_for_nothing() -> None:
     assert kernel_wait.read_wait(1 << 22, 1 << 22) == Wait("", "", (), None, False, "", "")
 
 
-def test_a_frames_line_is_read_from_its_file(tmp_path: Path) -> None:
+def test_frames_source_line_is_read_from_file(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("while True:\n    x = 1\nx = 2\n")
     started_s = time.time() + 60
@@ -169,7 +172,8 @@ def test_a_frames_line_is_read_from_its_file(tmp_path: Path) -> None:
     assert found == ["x = 1", "x = 2", ""]
 
 
-def test_a_file_younger_than_its_process_and_a_missing_one_are_not_believed(tmp_path: Path) -> None:
+def test_newer_or_missing_source_file_is_not_trusted(tmp_path: Path) -> None:
+    """A file younger than its process is not trusted, nor is a missing one."""
     file = tmp_path / "train.py"
     file.write_text("pass\n")
     assert sample.read_line(os.getpid(), Frame(str(file), 1, "f"), time.time() - 60) == ""

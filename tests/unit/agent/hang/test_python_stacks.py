@@ -99,7 +99,7 @@ def take_until(process: subprocess.Popen[bytes], rank: Rank, *words: str) -> lis
     raise AssertionError(f"{words} not in {found}")
 
 
-def test_a_loop_that_holds_the_gil_shows_its_line(tmp_path: Path) -> None:
+def test_loop_holding_gil_shows_its_line(tmp_path: Path) -> None:
     rank = lay_out(tmp_path)
     with running(rank, HOLDS_THE_GIL) as process:
         for _ in range(2):  # the second answer is the new one only
@@ -109,7 +109,7 @@ def test_a_loop_that_holds_the_gil_shows_its_line(tmp_path: Path) -> None:
         assert process.poll() is None
 
 
-def test_a_thread_that_waits_for_the_gil_shows_its_line(tmp_path: Path) -> None:
+def test_thread_waiting_for_gil_shows_its_line(tmp_path: Path) -> None:
     rank = lay_out(tmp_path)
     with running(rank, WAITS_FOR_THE_GIL) as process:
         time.sleep(0.5)
@@ -117,7 +117,7 @@ def test_a_thread_that_waits_for_the_gil_shows_its_line(tmp_path: Path) -> None:
         assert "in train_step\n" in stack.text
 
 
-def test_forked_children_answer_each_for_itself(tmp_path: Path) -> None:
+def test_forked_children_answer_individually(tmp_path: Path) -> None:
     rank = lay_out(tmp_path)
     with running(rank, FORKS) as process:
         parent, child = take_until(process, rank, "in wait\n", "in work\n")
@@ -126,13 +126,11 @@ def test_forked_children_answer_each_for_itself(tmp_path: Path) -> None:
         assert rank.files() == ["files.txt", f"stacks-{process.pid}.txt", "steps"]
 
 
-def test_a_process_without_a_handler_is_described_and_not_killed(tmp_path: Path) -> None:
+def test_process_without_handler_is_described_not_killed(tmp_path: Path) -> None:
     process = subprocess.Popen(["sleep", "60"], env=bare_env())
     try:
         settled_by = time.monotonic() + START_S_MAX
-        while (
-            not ((stat := procfs.stat(process.pid)) and stat.state == "S") and time.monotonic() < settled_by
-        ):
+        while not ((stat := procfs.stat(process.pid)) and stat.state == "S") and time.monotonic() < settled_by:
             time.sleep(0.01)  # a process that is still being loaded may be in state D
         (stack,) = take_stacks(process.pid, lay_out(tmp_path))
         assert "no Python stack" in stack.text
@@ -142,7 +140,7 @@ def test_a_process_without_a_handler_is_described_and_not_killed(tmp_path: Path)
         process.wait()
 
 
-def test_a_stopped_process_is_said_to_be_stopped_at_once(tmp_path: Path) -> None:
+def test_stopped_process_is_reported_at_once(tmp_path: Path) -> None:
     rank = lay_out(tmp_path)
     with running(rank, SLEEPS) as process:
         os.kill(process.pid, 19)
@@ -180,9 +178,8 @@ time.sleep(0.05)
     [(STACK_SIGNAL + 1, CALLS), *[(STACK_SIGNAL + 1, ENDS)] * 5, *[(STACK_SIGNAL, ENDS)] * 4],
     ids=["running calls", *("running ends" for _ in range(5)), *("asleep ends" for _ in range(4))],
 )
-def test_looks_without_number_do_no_harm_while_c_calls_python_or_the_process_ends(
-    tmp_path: Path, signum: int, text: str
-) -> None:
+def test_repeated_dumps_are_harmless_during_callbacks_and_exit(tmp_path: Path, signum: int, text: str) -> None:
+    """Very many stack signals do no harm while C calls Python or the process ends."""
     rank = lay_out(tmp_path)
     with running(rank, text) as process:
         deadline = time.monotonic() + START_S_MAX
@@ -203,7 +200,8 @@ train_step()
 """
 
 
-def test_a_thread_that_runs_is_asked_by_the_signal_that_python_answers(tmp_path: Path) -> None:
+def test_running_thread_is_dumped_by_python_signal(tmp_path: Path) -> None:
+    """A thread that runs is asked by the signal that Python answers."""
     rank = lay_out(tmp_path)
     with running(rank, RUNS) as process:
         for _ in range(10):
@@ -211,7 +209,8 @@ def test_a_thread_that_runs_is_asked_by_the_signal_that_python_answers(tmp_path:
         assert process.poll() is None
 
 
-def test_a_thread_that_cannot_write_its_stack_is_not_taken_to_be_in_c_code(tmp_path: Path) -> None:
+def test_thread_with_unwritable_stack_is_not_in_c(tmp_path: Path) -> None:
+    """A thread that cannot write its stack is not taken to be in C code."""
     rank = lay_out(tmp_path)
     full = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as a full disk\n"
     with running(rank, full + RUNS) as process:
@@ -237,9 +236,10 @@ while True:
 """
 
 
-def test_a_thread_that_was_refused_a_signal_gets_none_while_another_process_is_waited_for(
+def test_thread_refused_a_signal_gets_none_later(
     tmp_path: Path,
 ) -> None:
+    """A thread that was refused a signal gets none while another process is waited for."""
     rank = lay_out(tmp_path)
     with running(rank, TRAINS_IN_A_THREAD) as process:
         pid, child = python_stacks.rank_pids(process.pid)
@@ -260,7 +260,7 @@ def test_a_thread_that_was_refused_a_signal_gets_none_while_another_process_is_w
         assert stack.text.startswith("a thread other than the main one runs")
 
 
-def test_eight_ranks_answer_together_without_threads(tmp_path: Path) -> None:
+def test_eight_ranks_answer_concurrently_without_threads(tmp_path: Path) -> None:
     ranks = gang(tmp_path, 8)
     threads = threading.active_count()
     with ExitStack() as open_ranks:

@@ -26,7 +26,8 @@ def stack(*places: tuple[str, str]) -> tuple[Frame, ...]:
     return tuple(Frame(file, number, function) for number, (file, function) in enumerate(places, start=1))
 
 
-def test_the_dump_of_this_very_process_is_read_with_all_its_threads(tmp_path: Path) -> None:
+def test_dump_of_this_process_has_all_threads(tmp_path: Path) -> None:
+    """The dump of this very process is read with all its threads."""
     done = threading.Event()
     other = threading.Thread(target=done.wait, daemon=True)
     other.start()
@@ -39,11 +40,12 @@ def test_the_dump_of_this_very_process_is_read_with_all_its_threads(tmp_path: Pa
     assert other.ident in {thread.ident for thread in threads}
     main = threads[-1]
     assert main.ident == threading.main_thread().ident
-    assert main.frames[0].function == "test_the_dump_of_this_very_process_is_read_with_all_its_threads"
+    assert main.frames[0].function == "test_dump_of_this_process_has_all_threads"
     assert main.frames[0].file == __file__
 
 
-def test_a_dump_of_python_3_14_bears_names_and_is_read_alike() -> None:
+def test_python_3_14_dump_with_names_parses_alike() -> None:
+    """A dump of Python 3.14, which has thread names, is read like the others."""
     text = (
         "Thread 0x00007f01 [Thread-1 (wait)] (most recent call first):\n"
         '  File "/usr/lib/python3.14/threading.py", line 373 in wait\n\n'
@@ -62,7 +64,8 @@ def test_a_dump_of_python_3_14_bears_names_and_is_read_alike() -> None:
     assert main.frames == (Frame(MINE, 7, "<module>"),)
 
 
-def test_frames_of_orch_are_left_out_and_a_page_reads_like_a_traceback() -> None:
+def test_frames_of_orch_are_left_out_of_traceback() -> None:
+    """Frames of orch are left out, and a stack dump reads like a traceback."""
     template = "/h/jobs/j/nodes/node-0/template/template.py"
     text = (
         f'Stack (most recent call first):\n  File "{MINE}", line 7 in step\n  File "{MINE}", line 9 in <module>\n'
@@ -75,7 +78,7 @@ def test_frames_of_orch_are_left_out_and_a_page_reads_like_a_traceback() -> None
     )
 
 
-def test_torn_lines_and_unknown_ones_are_passed_over() -> None:
+def test_torn_and_unknown_lines_are_skipped() -> None:
     text = (
         'Current thread 0x00007f02 (most recent call first):\n  File "a.py", line 3 in f\n  <invalid frame>\n'
         '  File "a.py", line ??? in g\n  File "a.py", li'
@@ -86,7 +89,8 @@ def test_torn_lines_and_unknown_ones_are_passed_over() -> None:
     assert stack_dump.dumped_stack("waits in the kernel and takes no signal (state D)\n") is None
 
 
-def test_the_place_is_the_users_innermost_frame_and_tells_of_the_loader_around_it() -> None:
+def test_location_is_innermost_user_frame_with_loader() -> None:
+    """The location is the user's innermost frame and mentions the loader around it."""
     plain = stack((C10D, "all_reduce"), (LOGGER, "wrapper"), (MINE, "step"), (MINE, "<module>"))
     assert stack_frames.describe_place(plain) == "train.py:3 step"
     loading = stack((MINE, "load_batch"), (FETCH, "fetch"), (LOADER, "__next__"), (MINE, "<module>"))
@@ -118,13 +122,12 @@ def test_the_place_is_the_users_innermost_frame_and_tells_of_the_loader_around_i
         ([(f"{SITE}/torch/distributed/checkpoint/filesystem.py", "write_data")], "", ""),
     ],
 )
-def test_waits_for_other_ranks_are_known_by_what_was_called(
-    inner: list[tuple[str, str]], line: str, awaited: str
-) -> None:
+def test_waits_for_other_ranks_are_recognised_by_call(inner: list[tuple[str, str]], line: str, awaited: str) -> None:
     assert stack_frames.find_rank_wait(stack(*inner, (MINE, "<module>")), line) == awaited
 
 
-def test_frames_of_the_import_machinery_are_left_out_unless_there_are_no_others() -> None:
+def test_import_machinery_is_left_out_unless_alone() -> None:
+    """Frames of the import machinery are left out unless there are no others."""
     machinery = (
         ("<frozen importlib._bootstrap>", "_find_and_load"),
         ("<frozen importlib._bootstrap>", "_load"),
@@ -157,23 +160,22 @@ def test_the_phase_is_read_from_the_stack(places: list[tuple[str, str]], phase: 
     assert stack_frames.find_phase(stack(*places)) == phase
 
 
-def test_who_asks_a_person_is_named() -> None:
+def test_prompt_for_a_person_is_named() -> None:
+    """Code that asks a person for input is named."""
     lib = f"/usr/lib/python3.{sys.version_info.minor}"
-    typed = stack(
-        (f"{lib}/cmd.py", "cmdloop"), (f"{lib}/pdb.py", "interaction"), (f"{lib}/bdb.py", "x"), (MINE, "f")
-    )
+    typed = stack((f"{lib}/cmd.py", "cmdloop"), (f"{lib}/pdb.py", "interaction"), (f"{lib}/bdb.py", "x"), (MINE, "f"))
     assert stack_frames.find_prompt(typed, "") == "pdb"
     assert stack_frames.find_prompt(stack((MINE, "f")), "name = input('who? ')") == "input()"
     assert stack_frames.find_prompt(stack((MINE, "f")), "model.prepare_input(x)") == ""
 
 
 @pytest.mark.parametrize("line", ["lock.acquire()", "with self._lock:", "with b:", "item = queue.get()"])
-def test_a_line_that_takes_a_lock_is_known(line: str) -> None:
+def test_lock_line_is_recognised(line: str) -> None:
     assert stack_frames.awaits_lock(stack((MINE, "f")), line)
 
 
 @pytest.mark.parametrize("line", ["loss.backward()", "with open(path) as file:", "x = a @ b"])
-def test_another_line_is_no_lock(line: str) -> None:
+def test_other_line_is_no_lock(line: str) -> None:
     assert not stack_frames.awaits_lock(stack((MINE, "f")), line)
 
 
@@ -181,19 +183,19 @@ def in_library(*inside: tuple[str, str]) -> tuple[Frame, ...]:
     return tuple(Frame(f"/usr/lib/python3.11/{file}", 1, function) for file, function in inside)
 
 
-def test_a_process_that_has_nothing_to_do_is_told_from_one_that_has() -> None:
+def test_idle_process_is_distinguished_from_busy_one() -> None:
+    """A process that has nothing to do is distinguished from one that has."""
     main = Frame("/home/ada/train.py", 5, "main")
     get, worker = ("multiprocessing/queues.py", "get"), ("multiprocessing/pool.py", "worker")
     assert stack_frames.awaits_task((*in_library(get, worker), main))
     assert not stack_frames.awaits_task((*in_library(("socket.py", "recv"), worker), main))
     assert not stack_frames.awaits_task((*in_library(get), main, *in_library(worker)))
     loop = Frame("/site-packages/torch/utils/data/_utils/worker.py", 9, "_worker_loop")
-    assert stack_frames.awaits_task((*in_library(get), loop, main)) and stack_frames.is_loader_worker(
-        (main, loop)
-    )
+    assert stack_frames.awaits_task((*in_library(get), loop, main)) and stack_frames.is_loader_worker((main, loop))
 
 
-def test_a_thread_that_only_carries_is_told_from_one_that_does_something() -> None:
+def test_service_thread_is_distinguished_from_working_thread() -> None:
+    """A thread that only serves a library's queue is distinguished from one that does work."""
     pool, start = "multiprocessing/pool.py", ("threading.py", "_bootstrap")
     feeds = ("threading.py", "wait"), ("multiprocessing/queues.py", "_feed"), start
     assert stack_frames.is_service_thread(in_library(*feeds))

@@ -17,15 +17,13 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> gpu_heal
     tool = tmp_path / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\n{text}\n")
     tool.chmod(0o755)
-    (tmp_path / "dmesg").write_text(
-        "#!/bin/sh\necho '[1.0] NVRM: Xid (PCI:0000:3b:00): 79, gone'; echo other\n"
-    )
+    (tmp_path / "dmesg").write_text("#!/bin/sh\necho '[1.0] NVRM: Xid (PCI:0000:3b:00): 79, gone'; echo other\n")
     (tmp_path / "dmesg").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     return gpu_health.read()
 
 
-def test_a_table_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_smi_table_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = "0, GPU-a, A100, 535.1, 40960, [N/A], Not Active, Active, Not Active"
     apps = f"{os.getpid()}, GPU-a, 512"
     health = read(tmp_path, monkeypatch, f"case $1 in *gpu=*) echo '{row}';; *) echo '{apps}';; esac")
@@ -36,14 +34,12 @@ def test_a_table_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert health.xids == ("[1.0] NVRM: Xid (PCI:0000:3b:00): 79, gone",)
 
 
-def test_an_older_driver_is_asked_for_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_driver_is_queried_for_fewer_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "case $1 in *throttle*) exit 2;; *gpu=*) echo '0, GPU-a, V100, 390.1, 16000, 0';; *) ;; esac"
     health = read(tmp_path, monkeypatch, text)
     assert [gpu.model for gpu in health.gpus] == ["V100"] and not health.fault
 
 
-def test_a_broken_driver_is_a_fault_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    health = read(
-        tmp_path, monkeypatch, "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18"
-    )
+def test_broken_driver_is_a_fault_with_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    health = read(tmp_path, monkeypatch, "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     assert "version mismatch" in health.fault and not health.gpus

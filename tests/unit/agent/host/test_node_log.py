@@ -14,7 +14,8 @@ def _texts(job: JobDir, attempt: int) -> list[str]:
     return [line.partition("agent: ")[2] for line in lines]
 
 
-def test_a_note_that_cannot_be_written_comes_before_the_next_one(tmp_path: Path) -> None:
+def test_unwritable_note_precedes_the_next_one(tmp_path: Path) -> None:
+    """A note that cannot be written is written before the next one."""
     job = JobDir(tmp_path)
     one = NodeLog(job, "node-0")
     one.add(1, "first")
@@ -28,7 +29,7 @@ def test_a_note_that_cannot_be_written_comes_before_the_next_one(tmp_path: Path)
     assert _texts(job, 2) == ["waits", "last"]
 
 
-def test_no_more_notes_wait_than_their_limit(tmp_path: Path) -> None:
+def test_pending_notes_are_limited(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
     one = NodeLog(job, "node-0")
     job.node_log(1, "node-0").mkdir(parents=True)

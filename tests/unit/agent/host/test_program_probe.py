@@ -27,7 +27,7 @@ def said(text: str, *own: str) -> dict[str, object]:
     return probe.probe_code([{"path": "train.py", "text": text}], list(own))
 
 
-def test_imports_that_must_work_are_looked_for_with_their_lines() -> None:
+def test_required_imports_are_checked_with_their_lines() -> None:
     found = said(SCRIPT, "model")
     assert found["missing"] == [
         {"module": "no_such_a", "file": "train.py", "line": 2},
@@ -36,18 +36,17 @@ def test_imports_that_must_work_are_looked_for_with_their_lines() -> None:
     assert not found["syntax"] and not found["changes_path"]
 
 
-def test_code_that_does_not_compile_is_named_with_its_line() -> None:
+def test_uncompilable_code_is_named_with_line() -> None:
     assert str(said("x = 1\ny = (\n")["syntax"]).startswith("train.py:2: SyntaxError: ")
-    assert str(said("return 1\n")["syntax"]).startswith("train.py:1: SyntaxError: "), (
-        "what only compile() refuses"
-    )
+    assert str(said("return 1\n")["syntax"]).startswith("train.py:1: SyntaxError: "), "what only compile() refuses"
 
 
-def test_a_change_of_the_path_is_seen() -> None:
+def test_changed_path_is_seen() -> None:
+    """A change of the module path is seen."""
     assert said("import sys\nsys.path.insert(0, 'lib')\nimport lib_x\n")["changes_path"] == "train.py:2"
     assert probe.find_path_change(ast.parse("import os\nos.path.join('a')\n")) == 0
 
 
-def test_a_module_that_two_files_miss_is_said_once() -> None:
+def test_module_missing_in_two_files_is_reported_once() -> None:
     sources = [{"path": path, "text": "import no_such_a\n"} for path in ("a.py", "b.py")]
     assert [one["file"] for one in probe.probe_code(sources, [])["missing"]] == ["a.py"]

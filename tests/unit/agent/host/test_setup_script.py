@@ -22,7 +22,7 @@ def _run(tmp_path: Path, *lines: str) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_memory", [True, False], ids=["in memory", "a Python without memfd_create"])
-def test_what_the_lines_set_and_the_environment_before_are_returned(
+def test_setup_returns_exports_and_environment_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_memory: bool
 ) -> None:
     if not has_memory:
@@ -34,13 +34,14 @@ def test_what_the_lines_set_and_the_environment_before_are_returned(
 
 
 @pytest.mark.slow
-def test_the_lines_environment_is_never_on_disk(tmp_path: Path) -> None:
+def test_setup_environment_is_never_on_disk(tmp_path: Path) -> None:
     _run(tmp_path, "export TOKEN=s3cret")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node.log", "setup.sh"]
 
 
 @pytest.mark.slow
-def test_the_first_failing_line_ends_them_and_their_last_words_are_told(tmp_path: Path) -> None:
+def test_first_failing_setup_line_ends_with_its_output(tmp_path: Path) -> None:
+    """The first failing line ends the setup, and its last output is reported."""
     (tmp_path / "node.log").write_text("before\n")
     with pytest.raises(HostError) as caught:
         _run(tmp_path, "echo one", "echo two >&2; exit 3", "echo three")
@@ -49,25 +50,27 @@ def test_the_first_failing_line_ends_them_and_their_last_words_are_told(tmp_path
 
 
 @pytest.mark.slow
-def test_a_line_of_orch_that_refuses_is_the_reason(tmp_path: Path) -> None:
+def test_refusal_by_orch_line_is_the_reason(tmp_path: Path) -> None:
+    """A setup line of orch that refuses gives the reason."""
     with pytest.raises(HostError) as caught:
         _run(tmp_path, "echo one", "echo 'orch: python3 cannot import accelerate; install it'; exit 1")
     assert caught.value.reason == "python3 cannot import accelerate; install it"
 
 
 @pytest.mark.slow
-def test_lines_that_take_the_exit_trap_for_themselves_are_told_of_it(tmp_path: Path) -> None:
+def test_setup_lines_trapping_exit_are_reported(tmp_path: Path) -> None:
+    """Setup lines that set the EXIT trap themselves are reported."""
     with pytest.raises(HostError, match="do they set a trap on EXIT"):
         _run(tmp_path, "trap true EXIT")
 
 
 @pytest.mark.slow
-def test_lines_that_cannot_run_are_a_setup_error(tmp_path: Path) -> None:
+def test_setup_that_cannot_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="cannot run"):
         SetupRun(("true",), ENV, tmp_path / "missing", tmp_path, tmp_path / "node.log")
 
 
-def test_a_program_is_found_on_the_path_or_relative_to_the_code(tmp_path: Path) -> None:
+def test_program_is_found_on_path_or_in_code(tmp_path: Path) -> None:
     program = tmp_path / "bin" / "tool"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
@@ -79,13 +82,13 @@ def test_a_program_is_found_on_the_path_or_relative_to_the_code(tmp_path: Path) 
         setup_script.find_program("bin/none", ENV, tmp_path)
 
 
-def test_the_first_program_that_is_there_is_taken_and_all_are_named_when_none_is(tmp_path: Path) -> None:
+def test_first_existing_program_is_used_or_all_named(tmp_path: Path) -> None:
     assert setup_script.find_first_program(("/no/such/python", "sh", "cat"), ENV, tmp_path) == "sh"
     with pytest.raises(HostError, match=r"there is no /no/python and no nonesuch on this node \(PATH is "):
         setup_script.find_first_program(("/no/python", "nonesuch"), ENV, tmp_path)
 
 
-def test_the_folder_of_the_jobs_python_comes_first_in_path(tmp_path: Path) -> None:
+def test_job_python_folder_comes_first_in_path(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         python = tmp_path / folder / "python"
         python.parent.mkdir()

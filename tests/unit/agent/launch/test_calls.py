@@ -14,7 +14,7 @@ from tests.support import jobs
 OWN = {"GROUP_RANK": "0", "MASTER_PORT": "29500"}
 
 
-def test_ranks_get_the_scripts_environment_without_what_was_the_scripts_alone() -> None:
+def test_ranks_get_script_environment_without_its_private_part() -> None:
     given = {"PATH": "/usr/bin", "PYTHONPATH": "lib", "BASH_ENV": "/own", "A": "1"}
     env = calls.script_env(OWN, given, Path("/job/launch"), "/job/hook")
     assert env["PATH"] == "/job/launch:/job/launch/slurm:/usr/bin" and env["PYTHONPATH"] == "/job/hook:lib"
@@ -37,7 +37,8 @@ def test_ranks_get_the_scripts_environment_without_what_was_the_scripts_alone() 
     }
 
 
-def test_the_local_rank_stands_where_the_launcher_puts_it() -> None:
+def test_local_rank_is_placed_as_by_launcher() -> None:
+    """The local rank is put where the launcher puts it."""
     call = LauncherCall(
         "l", ("-m", "pkg", "${local_rank}", "$$"), True, local_rank="--local-rank", local_rank_at=2, has_macros=True
     )  # fmt: skip
@@ -45,7 +46,7 @@ def test_the_local_rank_stands_where_the_launcher_puts_it() -> None:
     assert argv == ("python", "-m", "pkg", "--local-rank=1", "1", "$", "--resume", "x")
 
 
-def test_srun_and_mpirun_number_the_ranks_as_they_do() -> None:
+def test_srun_and_mpirun_ranks_are_numbered_as_theirs() -> None:
     at = NodePlan(jobs.plan(), JobDir(Path()), "node-1", 1, ("node-0", "node-1"))
 
     def env(launcher: str) -> dict[str, str]:
@@ -55,7 +56,8 @@ def test_srun_and_mpirun_number_the_ranks_as_they_do() -> None:
     assert env("mpirun")["OMPI_COMM_WORLD_RANK"] == "3" and env("torchrun") == {}
 
 
-def test_a_python_that_runs_a_launcher_is_known_by_its_command_line() -> None:
+def test_python_running_launcher_is_recognised_by_command() -> None:
+    """A Python that runs a launcher is recognised by its command line."""
     for flags in (
         ["-u", "-m", "torch.distributed.run"],
         ["-mtorch.distributed.run"],

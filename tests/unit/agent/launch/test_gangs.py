@@ -14,15 +14,13 @@ from orchestrator.agent.ranks.hook.launch import GANGS_FILE, LAUNCHES
 
 def _below(folder: Path, *of_ranks: list[str]) -> tuple[str, str] | None:
     notes = [
-        {"rank": f"rank-{rank:05}", "what": what, "words": ["t.py"]}
-        for rank, of in enumerate(of_ranks)
-        for what in of
+        {"rank": f"rank-{rank:05}", "what": what, "words": ["t.py"]} for rank, of in enumerate(of_ranks) for what in of
     ]
     (folder / GANGS_FILE).write_text("".join(f"{json.dumps(note)}\n" for note in notes))
     return gangs.diagnose_ranks(folder, len(of_ranks), os.getpid())
 
 
-def test_ranks_that_each_start_a_launcher_or_a_gang_are_copies(tmp_path: Path) -> None:
+def test_launchers_started_by_several_ranks_are_copies(tmp_path: Path) -> None:
     launched = _below(tmp_path, [LAUNCHES], [LAUNCHES, "rank 0 of 2"])
     assert launched is not None and "write launch: python " in launched[0] and "pytest" in launched[0]
     spawned = _below(tmp_path, ["rank 0 of 2", "rank 1 of 2"], ["rank 1 of 2", "rank 0 of 2"])
@@ -42,13 +40,12 @@ def test_ranks_that_each_start_a_launcher_or_a_gang_are_copies(tmp_path: Path) -
         ],  # each has two processes of one gang
     ],
 )
-def test_other_ranks_train_on(of_ranks: list[list[str]], tmp_path: Path) -> None:
+def test_other_ranks_continue_training(of_ranks: list[list[str]], tmp_path: Path) -> None:
     assert _below(tmp_path, *of_ranks) is None
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"rank": 1}', '{"rank": "", "what": "x", "words": []}\n{"ra', "\xff"]
-)
-def test_notes_that_cannot_be_read_say_nothing(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"rank": 1}', '{"rank": "", "what": "x", "words": []}\n{"ra', "\xff"])
+def test_unreadable_notes_are_ignored(text: str, tmp_path: Path) -> None:
+    """Notes that cannot be read are ignored."""
     (tmp_path / GANGS_FILE).write_text(text, encoding="latin-1")
     assert gangs.read_notes(tmp_path) == []

@@ -35,7 +35,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("line", CALLS)
-def test_the_words_of_a_rank_are_those_behind_the_launchers_options(line: str) -> None:
+def test_rank_arguments_follow_launcher_options(line: str) -> None:
     launcher, *words = shlex.split(line)
     found = options.parse_line(launcher, words, ranks_here=2, ranks=4)
     assert isinstance(found, LauncherCall)
@@ -43,10 +43,9 @@ def test_the_words_of_a_rank_are_those_behind_the_launchers_options(line: str) -
     options.check_counts(found, nodes=2, ranks_here=2, ranks=4)
 
 
-def test_options_that_orch_decides_are_named_and_variables_of_the_line_are_kept() -> None:
-    found = options.parse_line(
-        "torchrun", ["--max-restarts", "3", "--rdzv-id=a", "--standalone", "t.py"], 2, 4
-    )
+def test_overridden_options_are_named_and_variables_kept() -> None:
+    """Options that orch decides are named, and variables of the line are kept."""
+    found = options.parse_line("torchrun", ["--max-restarts", "3", "--rdzv-id=a", "--standalone", "t.py"], 2, 4)
     assert isinstance(found, LauncherCall) and found.unused == [
         "--max-restarts 3",
         "--rdzv-id=a",
@@ -83,12 +82,12 @@ PASSED = {
 
 
 @pytest.mark.parametrize("line", PASSED)
-def test_what_starts_no_ranks_is_passed_on(line: str) -> None:
+def test_line_starting_no_ranks_is_passed_on(line: str) -> None:
     launcher, *words = shlex.split(line)
     assert options.parse_line(launcher, words, ranks_here=2, ranks=4) == PASSED[line]
 
 
-def test_the_one_task_of_a_job_of_one_rank_is_its_training_where_it_may_be_one() -> None:
+def test_single_task_of_one_rank_job_is_training() -> None:
     for launcher in ("srun", "mpirun"):
         assert not isinstance(options.parse_line(launcher, ["-n", "1", "hostname", "-f"], 1, 1), LauncherCall)
         for words in ("env A=1 /opt/bin/python3 -c x", "uv run -m pkg", "./train.sh"):
@@ -111,7 +110,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_what_the_launcher_or_the_job_does_not_take_is_refused_with_the_reason(line: str) -> None:
+def test_unsupported_option_is_refused_with_reason(line: str) -> None:
+    """An option that the launcher or the job does not support is refused with the reason."""
     launcher, *words = line.split()
     with pytest.raises(UserError) as caught:
         found = options.parse_line(launcher, words, ranks_here=2, ranks=4)

@@ -76,7 +76,7 @@ async def play(folder: Path, text: str, *, until_call: bool = False) -> Seen:
     return seen
 
 
-def test_a_script_is_told_what_there_is_no_need_of_ranks_for(tmp_path: Path) -> None:
+def test_calls_that_need_no_ranks_are_answered(tmp_path: Path) -> None:
     text = "mpirun -n 1 echo one && srun bash -c 'echo two'; scontrol show hostnames a,b; squeue; exit 4"
     seen = asyncio.run(play(tmp_path, text))
     assert seen.end is not None and (seen.end.code, seen.is_called, seen.refused) == (4, False, [])
@@ -91,9 +91,10 @@ nice -n 3 taskset -c 0 torchrun --no-python printf $'\\xff'
 """
 
 
-def test_a_call_hands_on_its_words_as_they_are_and_what_its_process_would_have_handed_on(
+def test_call_keeps_arguments_and_process_attributes(
     tmp_path: Path,
 ) -> None:
+    """A call passes on its arguments unchanged, and what its process would have inherited."""
     seen = asyncio.run(play(tmp_path, LIMITS, until_call=True))
     assert seen.call is not None and os.fsencode(seen.call.argv[-1]) == b"\xff"
     code = "import os,resource; print(resource.getrlimit(7)[0], os.umask(0), os.nice(0) - int(os.environ['N']), os.sched_getaffinity(0))"
@@ -113,7 +114,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_would_leave_ranks_alone_ends_the_attempt(case: str, tmp_path: Path) -> None:
+def test_call_leaving_ranks_alone_ends_the_attempt(case: str, tmp_path: Path) -> None:
     text, reason, is_final = REFUSED[case]
     (report,) = asyncio.run(play(tmp_path, text)).refused
     assert reason in report.reason and report.is_final is is_final

@@ -55,7 +55,7 @@ def _body(status: Any) -> bytes:
     return json.dumps({"trainerStatus": status}).encode()
 
 
-def test_a_report_tells_share_time_loss_and_total() -> None:
+def test_trainer_report_gives_progress_time_loss_and_total() -> None:
     assert parse_report({"trainerStatus": STATUS}) == Training(1.25, 5e-5, 7.0, 600.0, 1000)  # type: ignore[arg-type]
 
 
@@ -63,11 +63,11 @@ def test_a_report_tells_share_time_loss_and_total() -> None:
     "status", [{}, {"metrics": 3}, {"metrics": [1, {"name": []}, {"name": "loss", "value": "much"}]},
                {"progressPercentage": -1, "estimatedRemainingSeconds": "nan"}, {"progressPercentage": True}],
 )  # fmt: skip
-def test_what_a_report_lacks_is_not_known(status: Any) -> None:
+def test_missing_value_of_report_is_unknown(status: Any) -> None:
     assert parse_report({"trainerStatus": status}) == Training()
 
 
-def test_reports_of_a_rank_add_up_and_end_with_the_attempt(tmp_path: Path) -> None:
+def test_reports_of_rank_accumulate_until_attempt_ends(tmp_path: Path) -> None:
     reports, env = _opened(tmp_path)
     assert _post(env, _body(STATUS)) == 200
     assert _post(env, _body({"progressPercentage": 8, "metrics": [{"name": "loss", "value": "nan"}]})) == 200
@@ -80,7 +80,8 @@ def test_reports_of_a_rank_add_up_and_end_with_the_attempt(tmp_path: Path) -> No
     assert reports.latest(3) == Training()
 
 
-def test_only_this_user_can_report_and_only_from_this_machine(tmp_path: Path) -> None:
+def test_only_local_user_can_report(tmp_path: Path) -> None:
+    """Only this user can report, and only from this machine."""
     _, env = _opened(tmp_path)
     assert stat.S_IMODE(os.stat(env[TRAINER_TOKEN]).st_mode) == 0o600  # noqa: PTH116
     assert env[TRAINER_URL].startswith("http://127.0.0.1:")
@@ -89,7 +90,7 @@ def test_only_this_user_can_report_and_only_from_this_machine(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_what_is_no_report_is_refused_and_the_next_one_is_taken(tmp_path: Path) -> None:
+def test_invalid_report_is_refused_and_next_accepted(tmp_path: Path) -> None:
     reports, env = _opened(tmp_path)
     assert _post(env, _body(STATUS), path="/ranks/x") == 404
     assert _post(env, b"x" * (BODY_BYTES_MAX + 1)) == 413
@@ -104,7 +105,8 @@ def test_what_is_no_report_is_refused_and_the_next_one_is_taken(tmp_path: Path) 
     assert reports.latest(3).total_steps == 1000
 
 
-def test_reports_that_come_too_often_are_refused(tmp_path: Path) -> None:
+def test_too_frequent_reports_are_refused(tmp_path: Path) -> None:
+    """Reports that come too often are refused."""
     _, env = _opened(tmp_path)
     assert {_post(env, _body(STATUS)) for _ in range(REPORTS_PER_S_MAX)} == {200}
     assert 429 in {_post(env, _body(STATUS)) for _ in range(10 * REPORTS_PER_S_MAX)}
@@ -120,17 +122,17 @@ def test_reports_that_come_too_often_are_refused(tmp_path: Path) -> None:
         ({"http_proxy": ""}, True),
     ],
 )
-def test_the_variables_are_set_where_nothing_else_has_them_and_no_proxy_would_be_asked(
-    given: dict[str, str], is_set: bool, tmp_path: Path
-) -> None:
+def test_report_variables_are_set_unless_taken_or_proxied(given: dict[str, str], is_set: bool, tmp_path: Path) -> None:
+    """The variables are set where nothing else has them and no proxy would be asked."""
     assert bool(TrainerReports().settings(tmp_path, given)) is is_set
 
 
-def test_without_a_place_for_the_token_nothing_is_set(tmp_path: Path) -> None:
+def test_report_variables_need_a_place_for_token(tmp_path: Path) -> None:
+    """Without a place for the token nothing is set."""
     assert TrainerReports().settings(tmp_path / "gone", {}) == ()
 
 
 @pytest.mark.slow
-def test_the_server_is_loaded_by_the_first_report_alone() -> None:
+def test_report_server_is_loaded_by_first_report() -> None:
     code = "import orchestrator.agent.process.agent, sys; sys.exit('http.server' in sys.modules)"
     assert os.spawnl(os.P_WAIT, sys.executable, sys.executable, "-c", code) == 0

@@ -68,7 +68,8 @@ def _shipper(ship: Ship) -> LogShipper:
     return LogShipper(ship.job, NODE, ship.send, ship.notes.append)
 
 
-def test_nothing_goes_before_it_is_known_what_is_at_home(ship: Ship) -> None:
+def test_shipper_waits_until_received_logs_are_known(ship: Ship) -> None:
+    """No log is sent before it is known what the job folder already has."""
     ship.write("00000.log", b"line\n")
     shipper = _shipper(ship)
     shipper.poll((1,))
@@ -84,7 +85,8 @@ def test_nothing_goes_before_it_is_known_what_is_at_home(ship: Ship) -> None:
     assert len(ship.sent) == 1
 
 
-def test_only_files_of_this_node_go_and_all_attempts_are_found_again(ship: Ship) -> None:
+def test_shipper_sends_own_files_of_all_attempts(ship: Ship) -> None:
+    """Only files of this node are sent, and all attempts are found again."""
     ship.write("00003.log", b"a", 1)
     ship.write("00003.idx", b"i" * 40, 1)
     ship.write("00001.log", b"b", 2)
@@ -120,7 +122,7 @@ def test_only_files_of_this_node_go_and_all_attempts_are_found_again(ship: Ship)
     }
 
 
-def test_what_is_on_its_way_stays_within_the_window(ship: Ship) -> None:
+def test_bytes_in_flight_stay_within_window(ship: Ship) -> None:
     ship.write("00000.log", os.urandom(3 << 20))
     shipper = _shipper(ship)
     shipper.begin(orders.ResumeOffsets({}))
@@ -138,7 +140,7 @@ def test_what_is_on_its_way_stays_within_the_window(ship: Ship) -> None:
     assert b"".join(raw for _, raw in ship.sent) == (ship.job.rank_log(1, 0)).read_bytes()
 
 
-def test_a_flood_of_one_rank_does_not_hold_up_the_lines_of_another(ship: Ship) -> None:
+def test_flooding_rank_does_not_delay_other_logs(ship: Ship) -> None:
     ship.write("00000.log", bytes(20 << 20))
     ship.write("00007.log", b"last words\n")
     shipper = _shipper(ship)
@@ -151,7 +153,8 @@ def test_a_flood_of_one_rank_does_not_hold_up_the_lines_of_another(ship: Ship) -
     assert b"more\n" in [raw for _, raw in ship.sent]
 
 
-def test_a_slow_log_goes_once_a_second_and_its_first_line_at_once(ship: Ship) -> None:
+def test_slow_log_is_sent_once_per_second(ship: Ship) -> None:
+    """A slow log is sent once a second, and its first line at once."""
     shipper = _shipper(ship)
     shipper.begin(orders.ResumeOffsets({}))
     for _ in range(11):
@@ -161,7 +164,8 @@ def test_a_slow_log_goes_once_a_second_and_its_first_line_at_once(ship: Ship) ->
     assert [len(raw) for _, raw in ship.sent] == [2, 10, 10]
 
 
-def test_the_last_lines_go_at_once_and_some_windows_of_them(ship: Ship) -> None:
+def test_last_lines_are_sent_at_once(ship: Ship) -> None:
+    """The last lines are sent at once, up to a few windows of them."""
     shipper = _shipper(ship)
     shipper.begin(orders.ResumeOffsets({}))
     ship.write("00000.log", b"x\n")
@@ -176,7 +180,8 @@ def test_the_last_lines_go_at_once_and_some_windows_of_them(ship: Ship) -> None:
     assert ship.sent_bytes == 4 + 4 * SHIP_WINDOW_BYTES
 
 
-def test_a_slow_line_is_given_less_so_that_heartbeats_get_through(ship: Ship) -> None:
+def test_slow_connection_gets_less_so_heartbeats_pass(ship: Ship) -> None:
+    """A slow connection is given less, so that heartbeats get through."""
     ship.write("00000.log", bytes(50 << 20))
     shipper = _shipper(ship)
     shipper.begin(orders.ResumeOffsets({}))
@@ -195,7 +200,8 @@ def test_a_slow_line_is_given_less_so_that_heartbeats_get_through(ship: Ship) ->
     assert ship.sent_bytes - got == SHIP_WINDOW_BYTES
 
 
-def test_nothing_is_sent_twice_or_left_out_over_breaks(ship: Ship, tmp_path: Path) -> None:
+def test_broken_connections_neither_repeat_nor_omit_bytes(ship: Ship, tmp_path: Path) -> None:
+    """Nothing is sent twice or left out over broken connections."""
     home = JobDir(tmp_path / "home")
     home.root.mkdir()
     intake, shipper = LogReceiver(home), _shipper(ship)
@@ -210,9 +216,7 @@ def test_nothing_is_sent_twice_or_left_out_over_breaks(ship: Ship, tmp_path: Pat
             ship.is_connected = turn < 4
             shipper.poll((1,))
             arrived, ship.sent = ship.sent, []
-            for chunk, raw in arrived[
-                : len(arrived) - round_ % 3
-            ]:  # what was on its way is lost with the line
+            for chunk, raw in arrived[: len(arrived) - round_ % 3]:  # what was on its way is lost with the line
                 intake.receive(NODE, chunk, raw)
             if len(arrived) - round_ % 3 < len(arrived):
                 break
@@ -232,9 +236,8 @@ def test_nothing_is_sent_twice_or_left_out_over_breaks(ship: Ship, tmp_path: Pat
         assert home.rank_log(1, rank).read_bytes() == ship.job.rank_log(1, rank).read_bytes()
 
 
-def test_a_file_that_was_cut_off_goes_on_at_home_and_one_that_vanished_is_dropped(
-    ship: Ship, tmp_path: Path
-) -> None:
+def test_truncated_log_continues_and_vanished_one_is_dropped(ship: Ship, tmp_path: Path) -> None:
+    """A truncated log continues in the job folder, and one that vanished is dropped."""
     for name in ("00000.log", "00001.log", "00000.idx"):
         ship.write(name, b"0123456789abcde\n")
     home = JobDir(tmp_path / "home")
@@ -284,7 +287,8 @@ def test_a_file_that_was_cut_off_goes_on_at_home_and_one_that_vanished_is_droppe
     assert not ship.sent, "another agent does not know which bytes of it were sent"
 
 
-def test_older_attempts_are_not_looked_at_again_once_they_are_home(ship: Ship) -> None:
+def test_fully_sent_attempts_are_not_scanned_again(ship: Ship) -> None:
+    """Older attempts are not scanned again once they have been sent."""
     for attempt in range(1, 6):
         ship.write("00000.log", b"x\n", attempt)
     shipper = _shipper(ship)

@@ -30,7 +30,7 @@ def _followed(ranks: Bench, files: RankFiles, *notes: str) -> RankFiles:
     return files
 
 
-def test_a_rank_that_has_noted_nothing_has_no_files(ranks: Bench) -> None:
+def test_rank_without_notes_has_no_files(ranks: Bench) -> None:
     files = RankFiles()
     files.read_notes(process.folder for process in ranks.ranks.processes)
     assert (files.written, files.created, files.read, files.has_reads_of({os.getpid()})) == (
@@ -41,24 +41,25 @@ def test_a_rank_that_has_noted_nothing_has_no_files(ranks: Bench) -> None:
     )
 
 
-def test_a_file_has_the_step_at_which_it_was_written_last(ranks: Bench) -> None:
+def test_file_carries_step_of_last_write(ranks: Bench) -> None:
     files = _followed(ranks, RankFiles(), "written 3 1 '/out/a.pt'\n", "written 3 0 '/out/b.pt'\n")
     _followed(ranks, files, "written 8 0 '/out/a.pt'\n")
     assert (files.written, files.created) == ({"/out/a.pt": 8, "/out/b.pt": 3}, {"/out/a.pt"})
 
 
-def test_what_was_read_is_in_the_order_of_its_last_reading(ranks: Bench) -> None:
+def test_read_files_are_ordered_by_last_read(ranks: Bench) -> None:
     files = _followed(ranks, RankFiles(), "read 0 0 '/a.pt'\n", "read 0 0 '/b.pt'\n", "read 0 0 '/a.pt'\n")
     assert list(files.read) == ["/b.pt", "/a.pt"]
 
 
-def test_half_a_line_is_taken_up_once_it_is_whole(ranks: Bench) -> None:
+def test_half_line_is_read_once_complete(ranks: Bench) -> None:
     files = _followed(ranks, RankFiles(), "written 3 1 '/a.pt'\nwritten 4 1 '/b")
     assert list(files.written) == ["/a.pt"]
     assert list(_followed(ranks, files, ".pt'\n").written) == ["/a.pt", "/b.pt"]
 
 
-def test_a_line_that_cannot_be_read_hides_no_other(ranks: Bench) -> None:
+def test_unreadable_line_hides_no_other(ranks: Bench) -> None:
+    """A line that cannot be read hides no other."""
     odd = (
         "\n",
         "written\n",
@@ -71,11 +72,11 @@ def test_a_line_that_cannot_be_read_hides_no_other(ranks: Bench) -> None:
 
 
 @pytest.mark.parametrize("name", ["/a b/c d.pt", "/a\nb.pt", "/é/✓.pt", "/'\".pt", "/\udcff.pt"])
-def test_any_name_comes_through(ranks: Bench, name: str) -> None:
+def test_any_file_name_is_preserved(ranks: Bench, name: str) -> None:
     assert list(_followed(ranks, RankFiles(), f"written 3 1 {name!a}\n").written) == [name]
 
 
-def test_a_long_file_is_read_piece_by_piece(ranks: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_file_is_read_in_chunks(ranks: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_files, "BLOCK_BYTES_MAX", 50)
     files = _followed(ranks, RankFiles(), *(f"written {number} 1 '/{number}.pt'\n" for number in range(9)))
     assert len(files.written) == 2
@@ -84,7 +85,8 @@ def test_a_long_file_is_read_piece_by_piece(ranks: Bench, monkeypatch: pytest.Mo
     assert files.written == {f"/{number}.pt": number for number in range(9)}
 
 
-def test_the_beginning_is_known_once_the_process_that_steps_notes_its_reading(ranks: Bench) -> None:
+def test_start_is_known_after_stepping_process_notes_reads(ranks: Bench) -> None:
+    """The checkpoint that a run started from is known once the stepping process notes its reads."""
     files = _followed(ranks, RankFiles(), "pid 1 0 ''\n")
     assert not files.has_reads_of({os.getpid()}), "another process steps"
     assert _followed(ranks, files, f"pid {os.getpid()} 0 ''\n").has_reads_of({os.getpid()})
@@ -100,7 +102,8 @@ def _job(home: Path, name: str, *written: Path) -> JobDir:
     return job
 
 
-def test_a_file_that_two_jobs_write_is_told_of_while_both_run(tmp_path: Path) -> None:
+def test_file_written_by_two_running_jobs_is_reported(tmp_path: Path) -> None:
+    """A file that two jobs write is reported while both run."""
     outputs = tmp_path / "work" / "outputs"
     outputs.mkdir(parents=True)
     one = _job(tmp_path, "one", outputs / "last.pt", tmp_path / "own.pt")
@@ -116,7 +119,8 @@ def test_a_file_that_two_jobs_write_is_told_of_while_both_run(tmp_path: Path) ->
     assert rank_files.find_shared_files(two) == ()
 
 
-def test_files_of_other_names_and_those_in_a_jobs_own_folder_are_not_shared(tmp_path: Path) -> None:
+def test_own_and_unrelated_files_are_not_shared(tmp_path: Path) -> None:
+    """Files of other names, and those in a job's own folder, are not shared."""
     one, two = _job(tmp_path, "one", tmp_path / "a.pt"), _job(tmp_path, "two", tmp_path / "b.pt")
     third = _job(tmp_path, "third", one.code / "out.pt")
     (one.root / "nodes").rename(one.root / "was")

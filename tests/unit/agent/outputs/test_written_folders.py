@@ -51,20 +51,21 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "start")
 
 
-def test_of_what_was_brought_only_what_may_be_a_checkpoint_counts(place: Place) -> None:
+def test_copied_files_count_only_if_checkpoint_like(place: Place) -> None:
     place.write("train.py", "pretrained.pt", "data/x.jpg", "conf/a.yaml")
     assert sorted(place.folders.begin().files) == ["pretrained.pt"]
     place.write("ckpt.pt", "notes.txt")
     assert place.look() == ["ckpt.pt", "pretrained.pt"]
 
 
-def test_a_folder_that_ranks_have_made_counts_as_a_whole(place: Place) -> None:
+def test_folder_created_by_ranks_counts_entirely(place: Place) -> None:
     place.folders.begin()
     place.write("out/step_5/a.pt", "out/step_5/config.json")
     assert place.look() == ["out/step_5/a.pt", "out/step_5/config.json"]
 
 
-def test_a_brought_folder_of_data_is_passed_over_until_a_rank_writes_in_it(place: Place) -> None:
+def test_copied_data_folder_is_skipped_until_written(place: Place) -> None:
+    """A data folder that was copied there is skipped until a rank writes in it."""
     data = [f"data/{number}.npy" for number in range(DATA_FILES_MIN + 1)]
     place.write(*data)
     assert place.folders.begin().files == {} and place.look() == []
@@ -73,7 +74,8 @@ def test_a_brought_folder_of_data_is_passed_over_until_a_rank_writes_in_it(place
     assert place.look("data/new.pt") == sorted([*data, "data/new.pt"])
 
 
-def test_what_comes_into_sight_with_the_first_writing_there_is_old(place: Place) -> None:
+def test_other_files_seen_with_first_write_are_old(place: Place) -> None:
+    """Other files that come into sight with the first write in a folder are old."""
     data = [f"data/{number}.npy" for number in range(DATA_FILES_MIN + 1)]
     place.write(*data)
     place.folders.begin()
@@ -82,7 +84,8 @@ def test_what_comes_into_sight_with_the_first_writing_there_is_old(place: Place)
     assert place.shown("data/new.pt") == [], "it is told once"
 
 
-def test_a_linked_folder_counts_once_a_rank_wrote_behind_it(place: Place, tmp_path: Path) -> None:
+def test_linked_folder_counts_after_write_behind_it(place: Place, tmp_path: Path) -> None:
+    """A linked folder counts once a rank wrote behind it."""
     (place.root / "results").symlink_to(tmp_path / "results")
     write(tmp_path / "results" / "old.pt")
     assert place.folders.begin().files == {} and place.look() == []
@@ -91,7 +94,7 @@ def test_a_linked_folder_counts_once_a_rank_wrote_behind_it(place: Place, tmp_pa
     assert (sorted(found.files), shown) == (["results/new.pt", "results/old.pt"], {"results/old.pt"})
 
 
-def test_what_was_behind_a_link_before_is_not_the_attempts(place: Place, tmp_path: Path) -> None:
+def test_files_behind_link_before_attempt_do_not_count(place: Place, tmp_path: Path) -> None:
     (place.root / "results").symlink_to(tmp_path / "results")
     write(tmp_path / "results" / "old_1.pt", torch_save({"step": 1}))
     watch = CheckpointWatch(place.root, "*", folders=place.folders)
@@ -102,7 +105,7 @@ def test_what_was_behind_a_link_before_is_not_the_attempts(place: Place, tmp_pat
     assert [(change.group.main, change.steps) for change in changes] == [("results/new_2.pt", 7)]
 
 
-def test_another_agent_takes_nothing_that_was_brought_for_the_attempts(place: Place, tmp_path: Path) -> None:
+def test_next_agent_attributes_no_copied_file_to_attempt(place: Place, tmp_path: Path) -> None:
     place.write(*(f"data/{number}.npy" for number in range(DATA_FILES_MIN + 1)))
     (place.root / "results").symlink_to(tmp_path / "results")
     write(tmp_path / "results" / "old_1.pt", torch_save({"step": 1}))
@@ -116,20 +119,20 @@ def test_another_agent_takes_nothing_that_was_brought_for_the_attempts(place: Pl
 
 
 @pytest.mark.parametrize("written", [(), ("cache/a.pt",)])
-def test_a_cache_by_its_tag_never_counts(place: Place, written: tuple[str, ...]) -> None:
+def test_tagged_cache_never_counts(place: Place, written: tuple[str, ...]) -> None:
     place.folders.begin()
     place.write("cache/CACHEDIR.TAG", "cache/a.pt", "cache/models/b.pt")
     assert place.look(*written) == []
 
 
 @pytest.mark.parametrize("name", ["__pycache__", "node_modules", "site-packages", "wandb", ".cache"])
-def test_folders_of_code_and_trackers_never_count(place: Place, name: str) -> None:
+def test_code_and_tracker_folders_never_count(place: Place, name: str) -> None:
     place.folders.begin()
     place.write(f"{name}/a.pt", f"out/{name}/b.pt")
     assert place.look() == []
 
 
-def test_a_file_that_is_overwritten_in_place_is_seen(place: Place) -> None:
+def test_file_overwritten_in_place_is_seen(place: Place) -> None:
     place.write("out/last.pt")
     place.folders.begin()
     assert [place.look() for _ in range(3)] == [["out/last.pt"]] * 3
@@ -139,7 +142,7 @@ def test_a_file_that_is_overwritten_in_place_is_seen(place: Place) -> None:
     assert (before.size_bytes, after.size_bytes) == (1, 6) and after.mtime_ns > before.mtime_ns
 
 
-def test_what_is_deleted_is_gone(place: Place) -> None:
+def test_deleted_file_is_gone(place: Place) -> None:
     place.folders.begin()
     place.write("out/step_1/a.pt", "out/step_2/a.pt")
     assert len(place.look()) == 2
@@ -150,9 +153,8 @@ def test_what_is_deleted_is_gone(place: Place) -> None:
     assert place.look() == []
 
 
-def test_too_many_files_that_a_rank_made_are_said_to_be_left_out(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_created_files_are_left_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many files that a rank made are reported as left out."""
     monkeypatch.setattr(written_folders, "MADE_FILES_MAX", 3)
     place.folders.begin()
     place.write(
@@ -164,7 +166,7 @@ def test_too_many_files_that_a_rank_made_are_said_to_be_left_out(
     assert all(name.startswith("dcp/") for name in found.files), "a sharded checkpoint may have many"
 
 
-def test_where_it_does_not_walk_only_written_folders_count(place: Place) -> None:
+def test_unwalked_place_counts_only_written_folders(place: Place) -> None:
     place.folders.walks = False
     place.write("other/a.pt", "run/deep/b.pt", "run/c.pt")
     assert place.look() == []
@@ -197,9 +199,8 @@ class _DataFile:
 
 
 @pytest.mark.parametrize("ending", ["jpg", "npy"])
-def test_brought_data_cost_neither_a_stat_each_nor_a_listing_at_each_look(
-    place: Place, monkeypatch: pytest.MonkeyPatch, ending: str
-) -> None:
+def test_copied_data_costs_nothing_per_scan(place: Place, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    """Copied data costs neither a stat per file nor a listing at each scan."""
     place.write("last.pt", f"data/0.{ending}")
     data, plain = f"{place.root}/data", os.scandir
 

@@ -75,14 +75,14 @@ def _reports(agent: Agent) -> list[reports.ReliableReport]:
     return [report for _, report in agent._link._outbox.pending()]
 
 
-def test_a_keeper_learns_of_each_round_of_its_agents_loop(tmp_path: Path) -> None:
+def test_monitor_learns_of_each_agent_loop_round(tmp_path: Path) -> None:
     rounds: list[int] = []
     agent = Agent(fake_host.config(root=str(tmp_path), ships=False), {}, lambda: rounds.append(1))
     agent._tick(time.monotonic())
     assert rounds == [1]
 
 
-def test_ranks_are_stopped_after_the_time_of_the_fence_without_contact_and_without_a_step(
+def test_ranks_stop_after_fence_time_without_contact(
     tmp_path: Path,
 ) -> None:
     agent = _agent(tmp_path)
@@ -97,7 +97,7 @@ def test_ranks_are_stopped_after_the_time_of_the_fence_without_contact_and_witho
     assert ranks.goal is RanksGoal.STOP and reports.Stopped(2, "ended") in _reports(agent)
 
 
-def test_an_agent_goes_by_itself_for_as_long_as_it_was_told(tmp_path: Path) -> None:
+def test_agent_runs_alone_until_its_fence_time(tmp_path: Path) -> None:
     agent = _agent(tmp_path)
     ranks, now_s = _running(agent, tmp_path), time.monotonic()
     agent._obey(orders.Fence(2, 2 * FENCE_S, 3 * FENCE_S))
@@ -108,7 +108,7 @@ def test_an_agent_goes_by_itself_for_as_long_as_it_was_told(tmp_path: Path) -> N
     assert wants == [RanksGoal.RUN, RanksGoal.STOP]
 
 
-def test_neither_a_script_nor_its_ranks_start_once_their_attempt_was_told_to_stop(tmp_path: Path) -> None:
+def test_stopped_attempt_starts_neither_script_nor_ranks(tmp_path: Path) -> None:
     """Setup lines may end, or the order to start come, after the order to stop."""
     agent = _agent(tmp_path)
     agent._obey(orders.Stop(2, 1.0))
@@ -118,9 +118,7 @@ def test_neither_a_script_nor_its_ranks_start_once_their_attempt_was_told_to_sto
     assert agent._ranks is None and _reports(agent) == [reports.Stopped(2, "asked")]
 
 
-def test_ranks_that_make_steps_are_not_left_alone_as_long_as_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stepping_ranks_are_fenced_sooner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = _agent(tmp_path)
     ranks, now_s = _running(agent, tmp_path), time.monotonic()
     monkeypatch.setattr(Gone, "last_step_ns", lambda _: 1)
@@ -130,7 +128,7 @@ def test_ranks_that_make_steps_are_not_left_alone_as_long_as_others(
     assert ranks.goal is RanksGoal.STOP
 
 
-def test_ranks_that_have_long_made_steps_without_a_supervisor_are_left_alone_for_longer(
+def test_ranks_stepping_long_without_supervisor_are_fenced_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Gone, "last_step_ns", lambda _: 1)
@@ -141,7 +139,7 @@ def test_ranks_that_have_long_made_steps_without_a_supervisor_are_left_alone_for
         (100.0, 20.0, 1.2),
         (100.0, 0.0, 3.2),
     ):
-        agent = _agent(tmp_path, away_fence_s=3 * FENCE_S)
+        agent = _agent(tmp_path, disconnected_timeout_s=3 * FENCE_S)
         ranks, now_s = _running(agent, tmp_path), time.monotonic()
         ranks.progress_at = now_s + stepped_s
         agent._link.connected_at = now_s + connected_s
@@ -150,11 +148,9 @@ def test_ranks_that_have_long_made_steps_without_a_supervisor_are_left_alone_for
     assert wants == [RanksGoal.STOP, RanksGoal.RUN, RanksGoal.STOP, RanksGoal.STOP]
 
 
-def test_a_step_proves_the_one_before_it(tmp_path: Path) -> None:
+def test_step_proves_the_previous_one(tmp_path: Path) -> None:
     ranks, file = _running(_agent(tmp_path), tmp_path), tmp_path / "steps"
-    rank = RankProcess(
-        0, 0, os.getpid(), tmp_path, tmp_path / "log", LogIndex(tmp_path / "index"), written(file, [1])
-    )
+    rank = RankProcess(0, 0, os.getpid(), tmp_path, tmp_path / "log", LogIndex(tmp_path / "index"), written(file, [1]))
     ranks.processes.append(rank)
     proved = []
     for count in (1, 2, 2, 3, 5):
@@ -165,14 +161,14 @@ def test_a_step_proves_the_one_before_it(tmp_path: Path) -> None:
     assert (at, before, last, now) == (first, first, second, both)
 
 
-def test_on_the_machine_of_the_supervisor_there_is_no_fence(tmp_path: Path) -> None:
+def test_supervisor_machine_has_no_fence(tmp_path: Path) -> None:
     agent = _agent(tmp_path, fence_s=None)
     ranks = _running(agent, tmp_path)
     agent._tick(time.monotonic() + 1e6)
     assert ranks.goal is RanksGoal.RUN
 
 
-def test_an_order_of_a_stale_attempt_is_not_obeyed(tmp_path: Path) -> None:
+def test_order_of_stale_attempt_is_ignored(tmp_path: Path) -> None:
     agent = _agent(tmp_path)
     agent._obey(orders.Stop(3, 0.0))
     agent._obey(PREPARE)
@@ -181,7 +177,7 @@ def test_an_order_of_a_stale_attempt_is_not_obeyed(tmp_path: Path) -> None:
     assert _reports(agent)[1:] == [reports.Prepared(4, "", 0, ())]
 
 
-def test_ranks_are_started_only_in_the_attempt_that_was_prepared(tmp_path: Path) -> None:
+def test_ranks_start_only_in_prepared_attempt(tmp_path: Path) -> None:
     agent = _agent(tmp_path)
     agent._obey(PREPARE)
     agent._obey(replace(START, attempt=3))
@@ -189,9 +185,8 @@ def test_ranks_are_started_only_in_the_attempt_that_was_prepared(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_ranks_wait_for_a_disk_that_is_read_only_and_not_for_a_program_that_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_only_disk_is_awaited_but_program_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
     def refuse(folder: Path, **_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(folder))
 
@@ -212,7 +207,7 @@ def test_ranks_wait_for_a_disk_that_is_read_only_and_not_for_a_program_that_is_n
 
 
 @pytest.mark.parametrize(("saves", "signum"), [(False, signal.SIGTERM), (True, signal.SIGUSR1)])
-def test_a_stop_leaves_ranks_the_grace_that_it_names(tmp_path: Path, saves: bool, signum: int) -> None:
+def test_stop_gives_ranks_the_grace_it_names(tmp_path: Path, saves: bool, signum: int) -> None:
     agent = _agent(tmp_path)
     agent._obey(fake_host.prepare(2, slurm=PlannedSlurm((), "USR1")))
     ranks, now_s = _running(agent, tmp_path), time.monotonic()
@@ -221,7 +216,7 @@ def test_a_stop_leaves_ranks_the_grace_that_it_names(tmp_path: Path, saves: bool
     assert now_s + 7.0 <= ranks.kill_at <= time.monotonic() + 7.0
 
 
-def test_a_look_is_taken_and_answered_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stack_request_is_answered_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")  # GPUs are not asked for
     agent = _agent(tmp_path)
     ranks = _running(agent, tmp_path)
@@ -242,7 +237,7 @@ async def _until(agent: Agent, report: reports.ReliableReport) -> list[reports.R
     return answers
 
 
-def test_the_last_save_is_reported_before_the_word_that_the_attempt_is_over(tmp_path: Path) -> None:
+def test_last_checkpoint_is_reported_before_attempt_end(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
     run = job.rank_run("node-0", 2, 0)
     for folder in (run, job.checkpoints):
@@ -271,7 +266,8 @@ def test_the_last_save_is_reported_before_the_word_that_the_attempt_is_over(tmp_
     assert list(run.iterdir()) == [], "errors were reported masked, and are not masked here"
 
 
-def test_a_heartbeat_says_how_often_the_node_has_looked_for_saves(tmp_path: Path) -> None:
+def test_heartbeat_carries_number_of_scans(tmp_path: Path) -> None:
+
     async def play() -> list[reports.Heartbeat]:
         agent, line = _agent(tmp_path, finds_checkpoints=True), Open()
         agent._link._line, agent._link._is_caught_up = line, True  # type: ignore[assignment]
@@ -291,7 +287,7 @@ def test_a_heartbeat_says_how_often_the_node_has_looked_for_saves(tmp_path: Path
     assert (beat.attempt, beat.looks, beat.has_unfinished) == (2, 1, False)
 
 
-def test_the_last_lines_of_a_log_go_before_the_word_that_the_attempt_is_over(tmp_path: Path) -> None:
+def test_last_log_lines_precede_attempt_end(tmp_path: Path) -> None:
     job, line = JobDir(tmp_path), Open()
     for folder in (job.rank_run("node-0", 2, 0), job.attempt_logs(2), job.checkpoints):
         folder.mkdir(parents=True)
@@ -312,7 +308,7 @@ def test_the_last_lines_of_a_log_go_before_the_word_that_the_attempt_is_over(tmp
     assert line.sent.index(last) < line.sent.index(reports.Stopped(2, "asked"))
 
 
-def test_an_agent_whose_job_goes_on_in_another_allocation_leaves_with_its_ranks(tmp_path: Path) -> None:
+def test_agent_of_moved_job_exits_with_ranks(tmp_path: Path) -> None:
     agent = _agent(tmp_path, {**ENVIRON, "SLURM_NODEID": "999"}, allocated=True)
     ranks, unheard_s = _running(agent, tmp_path), time.monotonic() + FENCE_S + 1.0
     ranks.progress_at = unheard_s
@@ -339,7 +335,7 @@ def _prepared(folder: Path, order: orders.PrepareNode) -> reports.ReliableReport
     return asyncio.run(asyncio.wait_for(play(), 20.0))
 
 
-def test_the_first_node_of_the_gang_looks_for_a_port_and_a_spare_does_not(tmp_path: Path) -> None:
+def test_only_first_node_of_gang_probes_port(tmp_path: Path) -> None:
     ports = []
     for nodes in (("node-0", "node-1"), ("node-1", "node-0"), ("node-1",)):
         found = _prepared(tmp_path, replace(PREPARE, nodes=nodes))
@@ -349,10 +345,10 @@ def test_the_first_node_of_the_gang_looks_for_a_port_and_a_spare_does_not(tmp_pa
 
 
 @pytest.mark.parametrize("deep", [True, False])
-def test_a_save_that_is_not_as_it_was_on_this_host_is_not_started_from(tmp_path: Path, deep: bool) -> None:
+def test_changed_checkpoint_on_host_is_not_resumed(tmp_path: Path, deep: bool) -> None:
     path = write(tmp_path / "checkpoints/a.pt", b"weights", SAVED_NS)
     piece = CheckpointFile("a.pt", 7, SAVED_NS, hashlib.sha256(b"weights").hexdigest())
-    save = saved(1, main="a.pt", pieces=(piece,), places=(FileLocation("node-0", str(path.parent)),))
+    save = saved(1, main="a.pt", files=(piece,), locations=(FileLocation("node-0", str(path.parent)),))
     order = replace(PREPARE, save=save, deep=deep)
     assert _prepared(tmp_path, order) == reports.Prepared(2, "", 0, ())
     write(path, b"wrights", SAVED_NS)
@@ -365,16 +361,14 @@ def test_a_save_that_is_not_as_it_was_on_this_host_is_not_started_from(tmp_path:
         assert found == reports.Prepared(2, "", 0, ())
         path.unlink()
     found = _prepared(tmp_path, order)
-    assert (
-        isinstance(found, reports.PrepareFailed) and "not complete on this host: a.pt is gone" in found.reason
-    )
+    assert isinstance(found, reports.PrepareFailed) and "not complete on this host: a.pt is gone" in found.reason
 
 
-def test_torn_saves_are_moved_out_of_the_scripts_way_before_an_attempt(tmp_path: Path) -> None:
+def test_torn_checkpoints_are_moved_before_attempt(tmp_path: Path) -> None:
     write(tmp_path / "checkpoints/step_5/a.pt", b"wei", SAVED_NS)
     torn = saved(
-        1, main="step_5", pieces=(CheckpointFile("step_5/a.pt", 3, SAVED_NS),), why="a.pt is cut off", state=CheckpointState.TORN,
-        places=(FileLocation("node-0", f"{tmp_path}/checkpoints"),),
+        1, main="step_5", files=(CheckpointFile("step_5/a.pt", 3, SAVED_NS),), why="a.pt is cut off", state=CheckpointState.TORN,
+        locations=(FileLocation("node-0", f"{tmp_path}/checkpoints"),),
     )  # fmt: skip
     assert _prepared(tmp_path, replace(PREPARE, torn=(torn,))) == reports.Prepared(2, "", 0, ())
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".step_5.torn-attempt-1"]
@@ -383,21 +377,19 @@ def test_torn_saves_are_moved_out_of_the_scripts_way_before_an_attempt(tmp_path:
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_a_folder_that_was_begun_after_the_save_of_an_attempt_is_moved_if_it_is_the_job_s(
-    tmp_path: Path, is_own: bool
-) -> None:
+def test_newer_own_folder_than_resumed_is_moved(tmp_path: Path, is_own: bool) -> None:
     place = tmp_path / "job/out" if is_own else tmp_path / "shared"
     write(place / "step_5/a.pt", b"weights", SAVED_NS)
     os.utime(place / "step_5", ns=(0, 0))
     (place / "step_6").mkdir()
     pieces = (CheckpointFile("step_5/a.pt", 7, SAVED_NS),)
-    save = saved(1, main="step_5", pieces=pieces, places=(FileLocation("", str(place)),))
+    save = saved(1, main="step_5", files=pieces, locations=(FileLocation("", str(place)),))
     assert _prepared(tmp_path / "job", replace(PREPARE, save=save)) == reports.Prepared(2, "", 0, ())
     left = sorted(path.name for path in place.iterdir())
     assert left == ([".step_6.torn-attempt-1", "step_5"] if is_own else ["step_5", "step_6"])
 
 
-def test_ranks_see_the_gpus_that_were_leased_unless_the_user_has_chosen_some(tmp_path: Path) -> None:
+def test_ranks_see_leased_gpus_unless_user_chose_some(tmp_path: Path) -> None:
     agent = _agent(tmp_path, gpus=("GPU-b", "GPU-a"))
     agent._obey(PREPARE)
     assert agent._preparation.layers.given["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"

@@ -82,21 +82,22 @@ class _Answering:
         os.close(self._left)
 
 
-def test_no_gpu_is_given_twice_and_free_ones_go_in_order(held: list[Leases]) -> None:
+def test_gpus_are_leased_once_and_in_order(held: list[Leases]) -> None:
+    """No GPU is leased twice, and free ones are leased in order."""
     here = stock(4)
     held.append(leases.acquire(LeaseNeeds(2, 0, 0), ME, here))
     held.append(leases.acquire(LeaseNeeds(1, 0, 0), OTHER, here))
     assert [one.gpus for one in held] == [("0", "1"), ("2",)]
 
 
-def test_what_is_given_back_can_be_had_again(held: list[Leases]) -> None:
+def test_released_gpus_can_be_leased_again(held: list[Leases]) -> None:
     here = stock(2)
     leases.acquire(LeaseNeeds(2, 0, 0), ME, here).close()
     held.append(leases.acquire(LeaseNeeds(2, 0, 0), OTHER, here))
     assert held[0].gpus == ("0", "1")
 
 
-def test_it_is_seen_who_holds_what_without_asking_for_any(held: list[Leases]) -> None:
+def test_leases_are_visible_without_taking_one(held: list[Leases]) -> None:
     gpus, slots = stock(3), stock()
     held += [leases.acquire(LeaseNeeds(2, 0, 0), ME, gpus), leases.acquire(LeaseNeeds(0, 3, 0), ME, slots)]
     table = Path("/proc/net/unix").read_text()
@@ -112,7 +113,7 @@ def test_it_is_seen_who_holds_what_without_asking_for_any(held: list[Leases]) ->
     ]
 
 
-def test_who_is_refused_keeps_nothing(held: list[Leases]) -> None:
+def test_refused_request_keeps_nothing(held: list[Leases]) -> None:
     here = stock(3)
     held.append(leases.acquire(LeaseNeeds(2, 0, 0), ME, here))
     with _Answering(*held):
@@ -121,19 +122,15 @@ def test_who_is_refused_keeps_nothing(held: list[Leases]) -> None:
     assert held[1].gpus == ("2",)
 
 
-def test_it_is_told_who_has_what_is_missing(held: list[Leases]) -> None:
+def test_holder_of_missing_gpus_is_reported(held: list[Leases]) -> None:
     here = stock(3)
     held.append(leases.acquire(LeaseNeeds(2, 0, 0), ME, here))
     with _Answering(held[0]):
         reason = _refusal(LeaseNeeds(3, 0, 0), here).reason
-    assert (
-        reason == f"3 GPUs wanted, 1 of 3 free; GPUs 0, 1 held by job job-a of {ME.user}, pid {os.getpid()}"
-    )
+    assert reason == f"3 GPUs wanted, 1 of 3 free; GPUs 0, 1 held by job job-a of {ME.user}, pid {os.getpid()}"
 
 
-def test_a_holder_that_does_not_answer_is_known_by_user_and_pid(
-    held: list[Leases], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_holder_is_known_by_user_and_pid(held: list[Leases], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "ASK_S_MAX", 0.05)
     here = stock(200)
     held.append(leases.acquire(LeaseNeeds(200, 0, 0), ME, here))
@@ -144,7 +141,7 @@ def test_a_holder_that_does_not_answer_is_known_by_user_and_pid(
 
 
 @pytest.mark.slow
-def test_a_lease_ends_with_the_last_process_that_has_it() -> None:
+def test_lease_ends_with_its_last_process() -> None:
     here = stock(1)
     mine = leases.acquire(LeaseNeeds(1, 0, 0), ME, here)
     wait_fd, go_fd = os.pipe()
@@ -161,24 +158,21 @@ def test_a_lease_ends_with_the_last_process_that_has_it() -> None:
     leases.acquire(LeaseNeeds(1, 0, 0), OTHER, here).close()
 
 
-def test_more_gpus_than_there_are_will_never_be_free() -> None:
+def test_more_gpus_than_exist_are_never_free() -> None:
     refusal = _refusal(LeaseNeeds(8, 0, 0), stock(4))
     assert refusal.trouble == "permanent" and refusal.reason == "8 GPUs wanted, the host has 4"
 
 
-def test_a_host_whose_driver_fails_says_how() -> None:
+def test_failing_driver_is_reported() -> None:
     def broken() -> Sequence[Gpu]:
         raise HostError("there is no nvidia-smi on this host")
 
     refusal = _refusal(LeaseNeeds(1, 0, 0), LeaseCapacity(broken, 4, "orch-test"))
-    assert (
-        refusal.trouble == "permanent"
-        and "there is no nvidia-smi" in refusal.reason
-        and "driver" in refusal.fix
-    )
+    assert refusal.trouble == "permanent" and "there is no nvidia-smi" in refusal.reason and "driver" in refusal.fix
 
 
-def test_slots_are_counted_and_never_given_twice(held: list[Leases]) -> None:
+def test_slots_are_counted_and_leased_once(held: list[Leases]) -> None:
+    """Slots are counted and never leased twice."""
     here = stock(cores=64)
     for _ in range(2):
         held.append(leases.acquire(LeaseNeeds(0, 2, 5), ME, here))
@@ -188,7 +182,7 @@ def test_slots_are_counted_and_never_given_twice(held: list[Leases]) -> None:
     held.append(leases.acquire(LeaseNeeds(0, 1, 5), OTHER, here))
 
 
-def test_what_is_held_is_told_with_its_holder_and_for_how_long(held: list[Leases]) -> None:
+def test_lease_is_reported_with_holder_and_age(held: list[Leases]) -> None:
     here = stock(2)
     held.append(leases.acquire(LeaseNeeds(2, 0, 0), ME, here))
     with _Answering(*held):
@@ -197,19 +191,21 @@ def test_what_is_held_is_told_with_its_holder_and_for_how_long(held: list[Leases
     assert one.for_s == pytest.approx(procfs.age_s(os.getpid()), abs=60.0)
 
 
-def test_a_job_with_more_ranks_than_cores_has_the_machine_to_itself(held: list[Leases]) -> None:
+def test_job_exceeding_cores_gets_whole_machine(held: list[Leases]) -> None:
+    """A job with more ranks than cores has the machine to itself."""
     here = stock(cores=2)
     held.append(leases.acquire(LeaseNeeds(0, 8, 0), ME, here))
     with _Answering(*held):
         assert _refusal(LeaseNeeds(0, 1, 0), here).trouble == "busy"
 
 
-def test_slots_that_the_user_counted_are_a_limit() -> None:
+def test_slots_set_by_user_are_a_limit() -> None:
     refusal = _refusal(LeaseNeeds(0, 8, 4), stock(cores=64))
     assert refusal.trouble == "permanent" and refusal.reason == "8 slots wanted, the host has 4"
 
 
-def test_two_hosts_of_a_job_that_are_one_machine_share_its_slots(held: list[Leases]) -> None:
+def test_hosts_on_one_machine_share_its_slots(held: list[Leases]) -> None:
+    """Two hosts of a job that are one machine share its slots."""
     here = stock(cores=2)
     held.append(leases.acquire(LeaseNeeds(0, 2, 0), ME, here))
     with _Answering(held[0]):
@@ -217,7 +213,8 @@ def test_two_hosts_of_a_job_that_are_one_machine_share_its_slots(held: list[Leas
         assert _refusal(LeaseNeeds(0, 2, 0), here).trouble == "busy"
 
 
-def test_two_hosts_of_a_job_that_are_one_machine_do_not_share_gpus(held: list[Leases]) -> None:
+def test_hosts_on_one_machine_do_not_share_gpus(held: list[Leases]) -> None:
+    """Two hosts of a job that are one machine do not share GPUs."""
     here = stock(2)
     held.append(leases.acquire(LeaseNeeds(2, 0, 0), ME, here))
     with _Answering(held[0]):
@@ -226,7 +223,7 @@ def test_two_hosts_of_a_job_that_are_one_machine_do_not_share_gpus(held: list[Le
 
 
 @pytest.mark.slow
-def test_many_at_once_get_all_or_nothing() -> None:
+def test_concurrent_requests_get_all_or_nothing() -> None:
     """Four want three of six GPUs: two have them, two have none."""
     here = stock(6)
     had: list[Leases] = []
@@ -249,7 +246,7 @@ def test_many_at_once_get_all_or_nothing() -> None:
         one.close()
 
 
-def test_nothing_wanted_is_nothing_leased() -> None:
+def test_request_for_nothing_leases_nothing() -> None:
     assert leases.acquire(LeaseNeeds(0, 0, 0), ME, stock()).fds == ()
 
 
@@ -269,5 +266,5 @@ def test_nothing_wanted_is_nothing_leased() -> None:
         ("No devices found.\n", []),
     ],
 )
-def test_gpus_are_called_as_cuda_understands_them(text: str, ids: list[str]) -> None:
+def test_gpus_are_named_as_cuda_expects(text: str, ids: list[str]) -> None:
     assert [gpu.id for gpu in gpus.parse_gpu_list(text)] == ids

@@ -32,7 +32,7 @@ SHOWN = {"JobState": "RUNNING", "Restarts": "1", "BatchHost": "node1", "NodeList
 ENVIRON = {"SLURM_JOB_ID": "8", "SLURM_RESTART_COUNT": "1", "SLURM_NODEID": "1"}
 
 
-def test_only_a_stay_without_its_batch_host_is_orphaned() -> None:
+def test_only_allocation_without_batch_host_is_orphaned() -> None:
     assert is_orphaned(SHOWN, "1")
     assert not is_orphaned({**SHOWN, "NodeList": "node[1-3]"}, "1")
     assert not is_orphaned(SHOWN, "0"), "another stay: this one is over already"
@@ -44,15 +44,14 @@ def test_only_a_stay_without_its_batch_host_is_orphaned() -> None:
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put an scontrol first in PATH that writes down what it is asked."""
     shown = " ".join(f"{name}={value}" for name, value in SHOWN.items())
-    fake_host.program(
-        tmp_path / "bin", "scontrol", f"#!/bin/sh\necho \"$@\" >>{tmp_path}/asked\necho '{shown}'\n"
-    )
+    fake_host.program(tmp_path / "bin", "scontrol", f"#!/bin/sh\necho \"$@\" >>{tmp_path}/asked\necho '{shown}'\n")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     return tmp_path / "asked"
 
 
 @pytest.mark.slow
-def test_an_agent_without_contact_asks_in_its_turn_and_requeues_once(asked: Path) -> None:
+def test_agent_without_contact_requeues_once_in_turn(asked: Path) -> None:
+    """An agent without contact asks Slurm in its turn and requeues the job once."""
     notes: list[str] = []
     lost_supervisor = LostSupervisor(ENVIRON, NewerAllocation(asked, ENVIRON), 1e9, notes.append)
     lost_supervisor.check(ORPHANED_S + STAGGER_S - 0.1)
@@ -84,7 +83,7 @@ def _no_reader_of_an_earlier_test() -> None:
     fake_host.wait_for(lambda: not _readers(), "the end of what an earlier test's last look reads")
 
 
-def test_an_agent_knows_its_allocation_by_the_name_that_its_supervisor_has_for_it() -> None:
+def test_agent_recognises_its_allocation_by_supervisor_name() -> None:
     assert step_env.allocation_id(ENVIRON) == Grant("8", 1, ()).id
     assert step_env.allocation_id({"SLURM_JOB_ID": "8"}) == Grant("8", 0, ()).id
     assert step_env.allocation_id({}) == ""
@@ -93,32 +92,31 @@ def test_an_agent_knows_its_allocation_by_the_name_that_its_supervisor_has_for_i
 @pytest.mark.parametrize(
     ("job_id", "restarts", "other"), [("8", 1, ""), ("8", 2, "8.2"), ("8", 0, "8.0"), ("9", 0, "9.0")]
 )
-def test_only_another_allocation_in_the_job_folder_is_a_successor(
+def test_only_other_allocation_is_a_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_id: str, restarts: int, other: str
 ) -> None:
+    """Only another allocation in the job folder is a successor."""
     job = JobDir(tmp_path)
     allocation_claim.claim(job, Grant(job_id, restarts, ()).id)
     assert _seen(NewerAllocation(job.allocation, ENVIRON), monkeypatch) == other
 
 
 @pytest.mark.parametrize("raw", [None, b"", b"\n", b"\xff\xfe"])
-def test_a_folder_that_says_nothing_drives_nobody_away(
+def test_unreadable_allocation_file_stops_no_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: bytes | None
 ) -> None:
+    """A job folder that names no allocation makes no agent exit."""
     file = JobDir(tmp_path).allocation
     if raw is not None:
         file.write_bytes(raw)
     assert _seen(NewerAllocation(file, ENVIRON), monkeypatch) == ""
 
 
-def test_an_agent_goes_only_after_the_time_of_the_fence_and_says_where_its_job_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_superseded_agent_exits_after_fence_time_with_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent exits only after the fence time and says where its job is."""
     job, notes = JobDir(tmp_path), list[str]()
     newer_allocation = NewerAllocation(job.allocation, ENVIRON)
-    lost_supervisor = LostSupervisor(
-        {**ENVIRON, "SLURM_NODEID": "999"}, newer_allocation, FENCE_S, notes.append
-    )
+    lost_supervisor = LostSupervisor({**ENVIRON, "SLURM_NODEID": "999"}, newer_allocation, FENCE_S, notes.append)
     allocation_claim.claim(job, "8.2")
     assert _seen(newer_allocation, monkeypatch) == "8.2"
     assert not lost_supervisor.check(FENCE_S) and notes == []
@@ -126,9 +124,8 @@ def test_an_agent_goes_only_after_the_time_of_the_fence_and_says_where_its_job_i
     assert notes == ["no contact for 37 s, and the job now runs in allocation 8.2: leaving"]
 
 
-def test_a_job_folder_that_does_not_answer_stops_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unresponsive_job_folder_stops_no_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job folder that does not answer makes no agent exit."""
     file = JobDir(tmp_path).allocation
     os.mkfifo(file)  # reading waits, as on a folder whose server is gone
     monkeypatch.setattr("orchestrator.agent.process.lost_supervisor.CHECK_S", 0.0)
@@ -148,20 +145,18 @@ def _is_let_go(file: Path) -> bool:
     return not _readers()
 
 
-def test_a_supervisor_claims_the_job_for_its_allocation_but_not_back_from_a_later_one(tmp_path: Path) -> None:
+def test_supervisor_claims_job_but_not_from_later_allocation(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
     for name in ("8.0", "8.0", "8.9", "8.10", "9.0", "3.0"):  # numbers begin anew some day
         allocation_claim.claim(job, name)
         assert allocation_claim.newer_allocation(job, name) == ""
     allocation_claim.claim(job, "8.10")
-    with pytest.raises(
-        OwnershipLostError, match=r"this is allocation 8\.9, and the job continues in allocation 8\.10"
-    ):
+    with pytest.raises(OwnershipLostError, match=r"this is allocation 8\.9, and the job continues in allocation 8\.10"):
         allocation_claim.claim(job, "8.9")
     assert allocation_claim.newer_allocation(job, "8.9") == "8.10"
 
 
-def test_a_supervisor_that_gives_its_nodes_back_names_those_to_avoid() -> None:
+def test_supervisor_releasing_nodes_names_those_to_avoid() -> None:
     asked: list[object] = []
 
     class Lent:
@@ -178,7 +173,7 @@ def test_a_supervisor_that_gives_its_nodes_back_names_those_to_avoid() -> None:
     assert len(asked) == 1
 
 
-def test_one_without_an_allocation_claims_nothing(tmp_path: Path) -> None:
+def test_supervisor_without_allocation_claims_nothing(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
     allocation_claim.claim(job, "")
     assert not job.allocation.exists() and allocation_claim.newer_allocation(job, "8.0") == ""
@@ -187,9 +182,8 @@ def test_one_without_an_allocation_claims_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("there", "after"), [("8.0", "8.1"), ("8.2", "8.2")])
-def test_one_that_finds_the_lock_taken_lets_the_holder_know_that_the_job_is_elsewhere(
-    tmp_path: Path, there: str, after: str
-) -> None:
+def test_taken_lock_notifies_holder_of_moved_job(tmp_path: Path, there: str, after: str) -> None:
+    """A supervisor that finds the lock taken notifies the holder that the job is elsewhere."""
     folder = fake_slurm.job(tmp_path, "8")
     allocation_claim.claim(folder, there)
     assert allocation_claim.announce_allocation(folder, "8.1") == allocation_claim.LOCK_HELD

@@ -82,7 +82,9 @@ def _play(folder: Path, act: Callable[[Pair], Awaitable[None]]) -> None:
     asyncio.run(play())
 
 
-def test_contact_is_proved_by_an_acknowledged_beat_from_when_that_was_sent(tmp_path: Path) -> None:
+def test_contact_dates_from_sending_of_acknowledged_heartbeat(tmp_path: Path) -> None:
+    """Contact is proved by an acknowledged heartbeat, as of when that was sent."""
+
     async def act(pair: Pair) -> None:
         link = pair.link
         await pair.greeted()
@@ -99,7 +101,7 @@ def test_contact_is_proved_by_an_acknowledged_beat_from_when_that_was_sent(tmp_p
 
 
 @pytest.mark.slow
-def test_a_report_is_said_on_each_new_line_until_it_is_acknowledged(tmp_path: Path) -> None:
+def test_report_is_repeated_on_new_connections_until_acknowledged(tmp_path: Path) -> None:
     async def act(pair: Pair) -> None:
         await pair.greeted()
         pair.link.report(reports.Stopped(1, "asked"))
@@ -118,9 +120,10 @@ def test_a_report_is_said_on_each_new_line_until_it_is_acknowledged(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_more_reports_than_a_connection_holds_arrive_in_order_with_those_made_meanwhile(
+def test_reports_beyond_connection_capacity_arrive_in_order(
     tmp_path: Path,
 ) -> None:
+    """More reports than a connection holds arrive in order, with those made meanwhile."""
     files = tuple(CheckpointFile(f"step-{n}/part.pt", 1, 1, "0" * 64) for n in range(200))
 
     async def act(pair: Pair) -> None:

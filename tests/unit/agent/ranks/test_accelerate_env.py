@@ -72,9 +72,7 @@ def _run(folder: Path, *args: str, **more: Any) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize("how", [(), ("--mixed_precision", "one")])
-def test_what_a_launch_would_set_is_printed_without_what_is_orchs_and_the_users(
-    fake: Path, how: tuple[str, ...]
-) -> None:
+def test_launch_variables_exclude_orch_and_user_ones(fake: Path, how: tuple[str, ...]) -> None:
     done = _run(fake, *how)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -91,14 +89,14 @@ def test_what_a_launch_would_set_is_printed_without_what_is_orchs_and_the_users(
         (("--fruit",), "orch: accelerate launch 9.9: unrecognized arguments: --fruit"),
     ],
 )  # fmt: skip
-def test_a_launch_that_cannot_be_is_refused_in_a_line(fake: Path, args: tuple[str, ...], words: str) -> None:
+def test_impossible_launch_is_refused_in_one_line(fake: Path, args: tuple[str, ...], words: str) -> None:
     done = _run(fake, *args)
     assert (done.returncode, done.stdout) == (1, "")
     assert words in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_python_without_accelerate_is_named(tmp_path: Path) -> None:
+def test_python_without_accelerate_is_named(tmp_path: Path) -> None:
     done = _run(tmp_path)
     assert done.returncode == 1
     assert f"orch: {sys.executable} cannot import accelerate (No module named 'accelerate')" in done.stderr

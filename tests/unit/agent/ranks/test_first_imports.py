@@ -27,7 +27,7 @@ import k
 '''
 
 
-def test_the_import_lines_at_the_top_are_read_in_their_order() -> None:
+def test_import_lines_at_top_are_read_in_order() -> None:
     assert _imports(TOP) == ["__future__:annotations", "a", "b.c", "e.f:g:i", "j", "k"]
 
 
@@ -45,20 +45,21 @@ def test_the_import_lines_at_the_top_are_read_in_their_order() -> None:
         "from . import sibling",
     ],
 )
-def test_the_reading_ends_with_the_first_other_statement(line: str) -> None:
+def test_reading_stops_at_first_other_statement(line: str) -> None:
     assert _imports(f"import a\n{line}\nimport z\n") == ["a"]
 
 
-def test_a_script_that_cannot_be_read_imports_nothing_and_a_long_one_is_read_to_a_limit(
+def test_unreadable_script_imports_nothing_long_one_limited(
     tmp_path: Path,
 ) -> None:
+    """A script that cannot be read imports nothing, and a long one is read to a limit."""
     assert _imports("what is this") == _imports("import a\0") == []
     assert len(_imports("import a\n" * (first_imports.IMPORTS_MAX + 1))) == first_imports.IMPORTS_MAX
     with pytest.raises(ValueError, match="not a Python with a script or module"):
         first_imports.read_program((sys.executable, "absent.py"), tmp_path)
 
 
-def test_no_other_file_of_the_program_is_read(tmp_path: Path) -> None:
+def test_no_other_file_of_program_is_read(tmp_path: Path) -> None:
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack/train.py").write_text("import a\nimport own\n")
     (tmp_path / "own.py").write_text("import torch\nimport os\nos.environ['OMP_NUM_THREADS'] = '1'\n")
@@ -80,9 +81,8 @@ def test_no_other_file_of_the_program_is_read(tmp_path: Path) -> None:
         ('os.environ["TOKENIZERS_PARALLELISM"] = "false"', ""),
     ],
 )
-def test_torch_and_what_it_may_read_are_seen_anywhere_in_the_script(
-    tmp_path: Path, line: str, sets: str
-) -> None:
+def test_torch_and_its_settings_are_found_anywhere(tmp_path: Path, line: str, sets: str) -> None:
+    """Torch and what it may read are found anywhere in the script."""
     (tmp_path / "train.py").write_text(f"import os\nbegin()\n{line}\nimport torch\n")
     source = first_imports.read_program((sys.executable, "train.py"), tmp_path)
     assert (source.imports_torch, source.sets_variable) == (True, sets)

@@ -42,13 +42,13 @@ def test_steps_are_counted_with_their_times(rank: Rank) -> None:
     assert rank.files() == ["files.txt", "steps", "steps-claim-0"]
 
 
-def test_a_grandchild_of_the_ranks_shell_counts(rank: Rank) -> None:
+def test_grandchild_of_rank_shell_counts(rank: Rank) -> None:
     script = rank.script(STEPS)
     assert rank.run(["bash", "-c", f"{sys.executable} {script} 3; true"]).returncode == 0
     assert rank.last_step().step == 3
 
 
-def test_only_the_first_living_process_counts_and_a_dead_ones_claim_passes_on(rank: Rank) -> None:
+def test_first_living_process_counts_and_claim_passes_on(rank: Rank) -> None:
     rank.script(STEPS, "child.py")
     script = rank.script(
         f"{STEPS}\nimport subprocess\nsubprocess.run([sys.executable, {str(rank.code / 'child.py')!r}, '7'])\n"
@@ -60,13 +60,13 @@ def test_only_the_first_living_process_counts_and_a_dead_ones_claim_passes_on(ra
     assert rank.files() == ["files.txt", "steps", "steps-claim-0", "steps-claim-1"]
 
 
-def test_a_program_that_begins_again_by_exec_goes_on_counting(rank: Rank) -> None:
+def test_program_restarting_by_exec_keeps_counting(rank: Rank) -> None:
     again = "import os\nif sys.argv[1] == '2':\n    os.execv(sys.executable, [sys.executable, sys.argv[0], '4'])\n"
     rank.run([sys.executable, rank.script(f"{STEPS}\n{again}"), "2"])
     assert rank.last_step().step == 4
 
 
-def test_a_forked_child_stays_silent(rank: Rank) -> None:
+def test_forked_child_reports_nothing(rank: Rank) -> None:
     fork = "\nimport os\nif os.fork() == 0:\n    step()\n    os._exit(0)\nos.wait()\n"
     rank.run([sys.executable, rank.script(STEPS + fork), "3"])
     assert rank.last_step().step == 3
@@ -86,21 +86,21 @@ def children(rank: Rank, method: str, work: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_children_count_where_their_parent_makes_no_steps(rank: Rank, method: str) -> None:
+def test_children_count_if_parent_makes_no_steps(rank: Rank, method: str) -> None:
     children(rank, method, "for _ in range(steps): torch.optim.optimizer.step()")
     assert rank.last_step().step == 5
     assert rank.files() == ["files.txt", "steps", "steps-claim-0", "steps-claim-1"]
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_worker_for_data_makes_no_steps(rank: Rank, method: str) -> None:
+def test_data_worker_makes_no_steps(rank: Rank, method: str) -> None:
     rank.script("def get_worker_info():\n    return 'worker 0'\n", "torch/utils/data/__init__.py")
     children(rank, method, "import torch.utils.data; torch.optim.optimizer.step()")
     assert rank.last_step() == NO_STEP
     assert rank.files() == ["files.txt", "steps"]
 
 
-def test_without_a_rank_the_hook_does_nothing(rank: Rank) -> None:
+def test_hook_without_rank_does_nothing(rank: Rank) -> None:
     env = {name: value for name, value in rank.env.items() if name != "RANK"}
     done = run([sys.executable, "-c", "import sys; print(sys.excepthook is sys.__excepthook__)"], env)
     assert done.stdout == b"True\n"
@@ -108,7 +108,7 @@ def test_without_a_rank_the_hook_does_nothing(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
-def test_an_isolated_python_runs_unharmed(rank: Rank, flag: str) -> None:
+def test_isolated_python_is_unharmed(rank: Rank, flag: str) -> None:
     done = rank.run([sys.executable, flag, "-c", "print('ran')"])
     assert (done.returncode, done.stdout) == (0, b"ran\n")
 
@@ -116,32 +116,33 @@ def test_an_isolated_python_runs_unharmed(rank: Rank, flag: str) -> None:
 # What of the script stays as it was.
 
 
-def test_the_users_own_sitecustomize_runs_and_keeps_the_name(rank: Rank) -> None:
+def test_user_sitecustomize_runs_and_keeps_name(rank: Rank) -> None:
     rank.script("import builtins\nbuiltins.mine = 'ran'\n", "sitecustomize.py")
     show = "import sys, sitecustomize; print(mine, sitecustomize.__file__, sys.path[1:])"
     assert rank.run([sys.executable, "-c", show]).stdout == rank.run_bare([sys.executable, "-c", show]).stdout
 
 
-def test_a_failing_sitecustomize_fails_with_the_same_words(rank: Rank) -> None:
+def test_failing_sitecustomize_fails_with_same_message(rank: Rank) -> None:
     rank.script("raise RuntimeError('mine')", "sitecustomize.py")
     with_hook = rank.run([sys.executable, "-c", "pass"])
     assert b"mine" in with_hook.stdout
     assert with_hook.stdout == rank.run_bare([sys.executable, "-c", "pass"]).stdout
 
 
-def test_where_there_is_no_other_sitecustomize_there_is_none(rank: Rank) -> None:
+def test_no_sitecustomize_appears_without_a_user_one(rank: Rank) -> None:
+    """Where there is no other sitecustomize there is none."""
     show = "import sys; print('sitecustomize' in sys.modules, sys.path[1:]); import sitecustomize"
     assert rank.run([sys.executable, "-c", show]).stdout == rank.run_bare([sys.executable, "-c", show]).stdout
 
 
-def test_two_hooks_on_the_path_count_once(rank: Rank) -> None:
+def test_two_hooks_on_path_count_once(rank: Rank) -> None:
     shutil.copytree(rank.root / "hook", rank.root / "hook2")
     path = f"{rank.root / 'hook2'}:{rank.env['PYTHONPATH']}"
     rank.run([sys.executable, rank.script(STEPS), "3"], PYTHONPATH=path)
     assert rank.last_step().step == 3
 
 
-def test_torchs_own_spec_and_loader_are_as_ever(rank: Rank) -> None:
+def test_torch_spec_and_loader_are_unchanged(rank: Rank) -> None:
     show = (
         "import importlib.util, importlib, sys\nprint(importlib.util.find_spec('torch').loader.exec_module)\n"
         "import torch.optim.optimizer, colorsys\nprint(type(torch.__spec__.loader), importlib.reload(torch))\n"
@@ -153,7 +154,7 @@ def test_torchs_own_spec_and_loader_are_as_ever(rank: Rank) -> None:
     assert first.startswith(bare_first[:60])
 
 
-def test_the_import_at_which_torch_is_found_to_be_there_finds_its_module(rank: Rank) -> None:
+def test_import_that_first_sees_torch_finds_its_module(rank: Rank) -> None:
     """The hook's finder vanishes while the list of finders is walked, and the next in it must not be passed over."""
     text = (
         "import sys, torch.optim.optimizer\n"
@@ -198,7 +199,7 @@ if sys.version_info < (3, 14):  # whose pdb asks whether to end the process, and
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_an_uncaught_exception_is_noted_and_the_log_is_the_same(rank: Rank, name: str) -> None:
+def test_uncaught_exception_is_noted_and_log_is_unchanged(rank: Rank, name: str) -> None:
     text, kind, line, function = FAILURES[name]
     script = rank.script(text)
     done, bare = rank.run([sys.executable, script]), rank.run_bare([sys.executable, script])
@@ -217,7 +218,8 @@ def test_an_uncaught_exception_is_noted_and_the_log_is_the_same(rank: Rank, name
         "raise KeyboardInterrupt",
     ],
 )
-def test_an_exit_and_an_interrupt_are_no_errors_and_end_alike(rank: Rank, text: str) -> None:
+def test_exit_and_interrupt_are_no_errors(rank: Rank, text: str) -> None:
+    """An exit and an interrupt are no errors and end in the same way."""
     done, bare = rank.run([sys.executable, "-c", text]), rank.run_bare([sys.executable, "-c", text])
     assert (done.returncode, done.stdout) == (bare.returncode, bare.stdout)
     assert rank.errors() == []
@@ -225,9 +227,8 @@ def test_an_exit_and_an_interrupt_are_no_errors_and_end_alike(rank: Rank, text: 
 
 @pytest.mark.parametrize("env", [{}, {"PYTHONFAULTHANDLER": "1"}])
 @pytest.mark.parametrize("shell", [False, True])
-def test_a_fatal_signal_leaves_the_stacks_of_all_threads_and_the_place(
-    rank: Rank, env: dict[str, str], shell: bool
-) -> None:
+def test_fatal_signal_records_all_stacks_and_location(rank: Rank, env: dict[str, str], shell: bool) -> None:
+    """A fatal signal leaves the stacks of all threads and the location."""
     script = rank.script(
         "import ctypes, json, threading, time\n"
         "def wait(): time.sleep(60)\n"
@@ -248,7 +249,7 @@ def test_a_fatal_signal_leaves_the_stacks_of_all_threads_and_the_place(
     assert found.traceback.index(" in wait") < found.traceback.index(" in __init__")
 
 
-def test_an_interrupt_has_its_place(rank: Rank) -> None:
+def test_interrupt_has_its_location(rank: Rank) -> None:
     script, log = rank.script("def f():\n    raise KeyboardInterrupt\nf()"), rank.root / "rank.log"
     done = rank.run([sys.executable, script])
     log.write_bytes(done.stdout)
@@ -256,7 +257,7 @@ def test_an_interrupt_has_its_place(rank: Rank) -> None:
     assert found is not None and str(found.where) == f"{script}:2 f"
 
 
-def test_long_messages_and_tracebacks_are_cut(rank: Rank) -> None:
+def test_long_messages_and_tracebacks_are_truncated(rank: Rank) -> None:
     rank.run([sys.executable, "-c", "raise ValueError('head' + 'm' * 100000 + 'tail')"])
     error = rank.error()
     assert len(error.message) == errors.MESSAGE_CHARS_MAX
@@ -265,7 +266,8 @@ def test_long_messages_and_tracebacks_are_cut(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("folder", ["/proc/self", "/nonexistent", "/dev/null"])
-def test_a_folder_that_cannot_be_written_is_harmless(rank: Rank, folder: str) -> None:
+def test_unwritable_folder_is_harmless(rank: Rank, folder: str) -> None:
+    """A folder that cannot be written is harmless."""
     script = rank.script(f"{STEPS}\nraise ValueError('no')")
     done, bare = (
         rank.run([sys.executable, script, "3"], ORCH_RANK_DIR=folder),
@@ -275,7 +277,7 @@ def test_a_folder_that_cannot_be_written_is_harmless(rank: Rank, folder: str) ->
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "a folder"])
-def test_a_damaged_step_file_is_harmless_and_noted_once(rank: Rank, damage: str) -> None:
+def test_damaged_step_file_is_harmless_and_noted_once(rank: Rank, damage: str) -> None:
     file = rank.dir / layout.STEP_FILE
     file.unlink()
     if damage == "short":
@@ -287,7 +289,7 @@ def test_a_damaged_step_file_is_harmless_and_noted_once(rank: Rank, damage: str)
     assert len((rank.dir / layout.NOTES_FILE).read_text().splitlines()) == 1
 
 
-def test_a_hook_folder_deleted_midway_is_harmless(rank: Rank) -> None:
+def test_hook_folder_deleted_midway_is_harmless(rank: Rank) -> None:
     text = f"import shutil\nshutil.rmtree({str(rank.root / 'hook')!r})\n{STEPS}\nraise ValueError('no')"
     done = rank.run([sys.executable, rank.script(text), "3"])
     assert done.returncode == 1
@@ -295,7 +297,7 @@ def test_a_hook_folder_deleted_midway_is_harmless(rank: Rank) -> None:
     assert rank.error().type == "ValueError"
 
 
-def test_many_short_runs_end_alike_with_and_without(rank: Rank) -> None:
+def test_short_runs_end_alike_with_and_without_hook(rank: Rank) -> None:
     for number in range(10):
         script = rank.script(f"print({number})\nimport json\nraise SystemExit({number} % 3)")
         done, bare = rank.run([sys.executable, script]), rank.run_bare([sys.executable, script])
@@ -312,9 +314,10 @@ def test_many_short_runs_end_alike_with_and_without(rank: Rank) -> None:
         ("2.13.0", "500", True),
     ],
 )
-def test_a_torch_that_knows_a_settings_new_name_is_not_shown_our_old_one(
+def test_torch_with_new_setting_gets_no_old(
     version: str, mine: str, is_kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A torch that knows the new name of a setting is not given the old one."""
     monkeypatch.setitem(sys.modules, "torch.version", SimpleNamespace(__version__=version))
     environ = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": mine}
     worker_server.drop_old_name(environ)
@@ -346,9 +349,10 @@ torch.distributed.rendezvous.meet()
     ],
     ids=["another port", "a port of the shell", "the same", "it has met them"],
 )
-def test_a_rank_that_meets_others_elsewhere_than_it_was_told_says_so(
+def test_rank_meeting_others_elsewhere_reports_it(
     rank: Rank, sets: dict[str, str], groups: dict[str, int], said: str
 ) -> None:
+    """A rank that meets the others at another address than it was given reports it."""
     rank.script("", "torch/distributed/__init__.py")
     rank.script("", "torch/distributed/distributed_c10d.py")
     rank.script("def meet(): raise RuntimeError('EADDRINUSE')", "torch/distributed/rendezvous.py")

@@ -85,11 +85,11 @@ def steps_of(rank: Rank, loop: str) -> int:
         "one for each layer",
     ],
 )
-def test_the_optimizer_that_steps_most_counts(rank: Rank, loop: str, step: int) -> None:
+def test_most_stepping_optimizer_counts(rank: Rank, loop: str, step: int) -> None:
     assert steps_of(rank, loop) == step
 
 
-def test_the_speed_is_that_of_the_scripts_steps(rank: Rank) -> None:
+def test_speed_is_that_of_script_steps(rank: Rank) -> None:
     steps_of(rank, "import time\nfor _ in range(20): a.step(); b.step(); time.sleep(0.01)")
     reader = rank.reader()
     last, rate = reader.read(), reader.rate_per_s()
@@ -97,16 +97,15 @@ def test_the_speed_is_that_of_the_scripts_steps(rank: Rank) -> None:
     assert rate is not None and rate < 100
 
 
-def test_a_step_that_torch_makes_to_fill_an_optimizers_state_is_none(rank: Rank) -> None:
+def test_step_filling_optimizer_state_is_not_counted(rank: Rank) -> None:
+    """A step that torch makes to fill an optimizer's state is not counted."""
     rank.script("", "torch/distributed/checkpoint/__init__.py")
     rank.script(
         "def _init_optim_state(optimizer):\n    (lambda: optimizer.step())()\n",
         "torch/distributed/checkpoint/state_dict.py",
     )
     loop = "from torch.distributed.checkpoint.state_dict import _init_optim_state\n"
-    assert (
-        steps_of(rank, loop + "for _ in range(3): _init_optim_state(a); a.step(); _init_optim_state(a)") == 3
-    )
+    assert steps_of(rank, loop + "for _ in range(3): _init_optim_state(a); a.step(); _init_optim_state(a)") == 3
     assert rank.last_step().rows == 3
 
 
@@ -123,7 +122,7 @@ class CUDAGraph:
 """
 
 
-def test_replay_of_a_cuda_graph_with_an_optimizer_step_is_a_step(rank: Rank) -> None:
+def test_cuda_graph_replay_with_optimizer_is_a_step(rank: Rank) -> None:
     """Captures are no steps, nor are replays of graphs without an optimizer's step, or of one whose optimizer is gone."""
     rank.script("", "torch/cuda/__init__.py")
     rank.script(CUDA_GRAPHS, "torch/cuda/graphs.py")
@@ -171,14 +170,12 @@ assert whole.mode == "relaxed" and whole.replays == forward.replays == dead.repl
         "another torch",
     ],
 )
-def test_a_rank_without_a_process_group_is_alone(
-    rank: Rank, before: str, alone: observations.Framework | None
-) -> None:
+def test_rank_without_process_group_is_alone(rank: Rank, before: str, alone: observations.Framework | None) -> None:
     steps_of(rank, f"import sys\n{before}\nfor _ in range(3): a.step()")
     assert rank.reader().framework_without_group() is alone
 
 
-def test_a_rank_that_joins_others_late_is_alone_until_then(rank: Rank) -> None:
+def test_rank_joining_late_is_alone_until_then(rank: Rank) -> None:
     steps_of(rank, "for _ in range(60): a.step()\nworld.add('0', [0, 1])\na.step()")
     assert rank.reader().framework_without_group() is None
 
@@ -186,7 +183,7 @@ def test_a_rank_that_joins_others_late_is_alone_until_then(rank: Rank) -> None:
 # Collective counts.
 
 
-def test_each_groups_collectives_are_counted_at_each_step(rank: Rank) -> None:
+def test_collectives_of_each_group_are_counted_per_step(rank: Rank) -> None:
     text = f"""{GROUPS}
 every, some = world.add("0", [0, 1, 2, 3]), world.add("7", [3, 1], 10)
 some.group_desc = "tensor parallel"
@@ -212,7 +209,7 @@ for _ in range(5):
     assert len({group.key for group in reader.groups()}) == 2
 
 
-def test_each_optimizers_steps_are_numbered_by_themselves(rank: Rank) -> None:
+def test_steps_of_each_optimizer_are_numbered_separately(rank: Rank) -> None:
     text = f"""{GROUPS}
 every = world.add("0", [0, 1])
 main, probe = Optimizer(7), Optimizer(7)
@@ -248,7 +245,7 @@ for parameters in range(10, 20):
     ]
 
 
-def test_what_is_no_optimizer_of_torchs_is_not_taken_for_the_one_before_it(rank: Rank) -> None:
+def test_non_torch_optimizer_does_not_inherit_previous_count(rank: Rank) -> None:
     text = f"""{GROUPS}
 world.add("0", [0, 1], 5)
 odd = Optimizer()
@@ -267,7 +264,7 @@ step()
     assert "param_groups" in note
 
 
-def test_a_destroyed_group_dies_and_its_column_goes_to_the_next_one(rank: Rank) -> None:
+def test_column_of_destroyed_group_goes_to_next_one(rank: Rank) -> None:
     text = f"""{GROUPS}
 every, some = world.add("0", [0, 1], 5), world.add("1", [0], 5)
 step()
@@ -288,7 +285,8 @@ step()
     )  # before, the new group was not there
 
 
-def test_a_group_that_cannot_be_counted_is_left_out_and_noted_once(rank: Rank) -> None:
+def test_uncountable_group_is_left_out_and_noted_once(rank: Rank) -> None:
+    """A group that cannot be counted is left out and noted once."""
     text = f"{GROUPS}\nworld.add('0', [0], None)\nworld.add('1', [0], 3)\nfor _ in range(3):\n    step()\n"
     assert rank.run([sys.executable, rank.script(text)]).stdout == b""
     assert rank.reader().collective_counts(0, 3) == tuple(
@@ -298,13 +296,13 @@ def test_a_group_that_cannot_be_counted_is_left_out_and_noted_once(rank: Rank) -
     assert "counts nothing" in note
 
 
-def test_of_many_groups_the_first_eight_are_counted(rank: Rank) -> None:
+def test_first_eight_of_many_groups_are_counted(rank: Rank) -> None:
     text = f"{GROUPS}\nfor number in range(20):\n    world.add(str(number), [0], number)\nstep()\n"
     rank.run([sys.executable, rank.script(text)])
     assert rank.reader().history() == (observations.CollectiveCounts(1, 0, 1, (0, 1, 2, 3, 4, 5, 6, 7)),)
 
 
-def test_groups_that_are_being_changed_are_not_read(rank: Rank) -> None:
+def test_groups_being_changed_are_not_read(rank: Rank) -> None:
     rank.run([sys.executable, rank.script(f"{GROUPS}\nworld.add('0', [0], 3)\nstep()\n")])
     data = bytearray((rank.dir / layout.STEP_FILE).read_bytes())
     data[8 * layout.GROUPS_WORD] += 1
@@ -315,13 +313,13 @@ def test_groups_that_are_being_changed_are_not_read(rank: Rank) -> None:
 # The process that notes its exit.
 
 
-def test_the_process_that_made_steps_notes_its_exit(rank: Rank) -> None:
+def test_process_that_made_steps_notes_its_exit(rank: Rank) -> None:
     script = rank.script(f"{STEPS}\nimport os\nprint(os.getpid())")
     done = rank.run(["bash", "-c", f"{sys.executable} {script} 2; true"])
     assert rank.reader().exiting_pid() == int(done.stdout) and not rank.reader().made_no_step()
 
 
-def test_without_a_step_only_the_ranks_first_process_notes_it(rank: Rank) -> None:
+def test_first_process_notes_exit_without_steps(rank: Rank) -> None:
     rank.run([sys.executable, "-c", "pass"])
     assert rank.reader().exiting_pid() is None
     first = subprocess.Popen([sys.executable, "-c", "pass"], env=rank.env, start_new_session=True)
@@ -339,7 +337,7 @@ class Join:
 
 
 @pytest.mark.parametrize("enable", [True, False])
-def test_nothing_is_counted_any_more_once_ranks_run_each_others_collectives(rank: Rank, enable: bool) -> None:
+def test_counting_stops_once_ranks_shadow_collectives(rank: Rank, enable: bool) -> None:
     """Those whose data has come to an end make no steps then: torch.distributed.algorithms.join."""
     rank.script("", "torch/_C/__init__.py")
     rank.script("def _WorkerServer(path): ...", "torch/_C/_distributed_c10d.py")
@@ -358,10 +356,8 @@ with torch.distributed.algorithms.join.Join(enable={enable}):
     assert len(rank.reader().collective_counts(0, 2)) == (1 if enable else 2)
 
 
-def test_a_launchers_exit_is_not_its_trainers(rank: Rank) -> None:
-    script = rank.script(
-        "import subprocess, sys\nprint(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"
-    )
+def test_launcher_exit_is_not_its_trainers(rank: Rank) -> None:
+    script = rank.script("import subprocess, sys\nprint(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)")
     argv: list[str | Path] = [
         sys.executable,
         script,
@@ -373,7 +369,8 @@ def test_a_launchers_exit_is_not_its_trainers(rank: Rank) -> None:
     assert rank.reader().exiting_pid() is None
 
 
-def test_the_exit_is_noted_after_everything_that_the_script_has_registered(rank: Rank) -> None:
+def test_exit_is_noted_after_registered_handlers(rank: Rank) -> None:
+    """The exit is noted after everything that the script has registered."""
     text = (
         "import atexit, os, struct\n"
         f"def look():\n    words = open({str(rank.dir / layout.STEP_FILE)!r}, 'rb').read(64)\n"
@@ -388,10 +385,8 @@ def test_the_exit_is_noted_after_everything_that_the_script_has_registered(rank:
     assert rank.reader().exiting_pid() is not None
 
 
-@pytest.mark.parametrize(
-    ("text", "is_said"), [("# loss.backward()\nimport torch", True), ("import torch", False)]
-)
-def test_a_training_that_ends_without_a_step_says_so(rank: Rank, text: str, is_said: bool) -> None:
+@pytest.mark.parametrize(("text", "is_said"), [("# loss.backward()\nimport torch", True), ("import torch", False)])
+def test_training_without_steps_says_so_at_end(rank: Rank, text: str, is_said: bool) -> None:
     first = subprocess.Popen([sys.executable, rank.script(text)], env=rank.env, start_new_session=True)
     assert first.wait(RUN_S_MAX) == 0
     assert rank.reader().made_no_step() == is_said

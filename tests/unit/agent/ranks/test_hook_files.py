@@ -8,7 +8,7 @@ from orchestrator.agent.ranks.hook.files import ENDINGS, may_be_checkpoint
 from orchestrator.core.checkpoints import file_groups
 
 
-def test_the_hook_knows_every_ending_of_checkpoints() -> None:
+def test_hook_knows_every_checkpoint_suffix() -> None:
     assert {suffix.removeprefix(".") for suffix in file_groups.SUFFIXES} <= ENDINGS
 
 
@@ -19,5 +19,5 @@ def test_the_hook_knows_every_ending_of_checkpoints() -> None:
         ("train.py", False), ("epoch.json", False), ("loss.csv", False), ("README", False), ("step_5/log.txt", False),
     ],
 )  # fmt: skip
-def test_a_file_is_noted_by_its_ending_or_by_a_word_in_its_name(name: str, may_be: bool) -> None:
+def test_file_is_noted_by_suffix_or_name(name: str, may_be: bool) -> None:
     assert may_be_checkpoint(name) == may_be

@@ -25,7 +25,8 @@ CHILD = 'import sys; open("/dev/null", "wb").write(bytes(2 << 20))'
 
 
 @pytest.mark.slow
-def test_the_bytes_of_a_process_and_its_children_add_up_and_never_shrink() -> None:
+def test_bytes_of_process_tree_accumulate_and_never_shrink() -> None:
+    """The bytes of a process and its children are summed and never shrink."""
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER.format(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -48,5 +49,6 @@ def test_the_bytes_of_a_process_and_its_children_add_up_and_never_shrink() -> No
         process.stdout.close()
 
 
-def test_a_process_that_is_not_there_has_no_traffic() -> None:
+def test_missing_process_has_no_traffic() -> None:
+    """A process that does not exist has no traffic."""
     assert IoCounter(999_999_999).total_bytes(time.monotonic()) == 0

@@ -83,7 +83,7 @@ def _stopped(folder: Path, script: str, grace_s: float) -> tuple[int, float, str
     return code, took_s, JobDir(folder).rank_log(1, 0).read_text()
 
 
-def test_a_rank_that_ignores_term_is_killed_after_its_grace(tmp_path: Path) -> None:
+def test_rank_ignoring_term_is_killed_after_grace(tmp_path: Path) -> None:
     code, took_s, _ = _stopped(tmp_path, "trap '' TERM; echo up; while :; do sleep 0.05; done", 0.3)
     assert code == -9 and took_s >= 0.3
 
@@ -124,9 +124,8 @@ time.sleep(60)
     ],
     ids=["script", "pipe", "wrapper", "trap", "trap that leaves", "shells alone"],
 )
-def test_term_is_for_the_script_of_a_rank_and_the_grace_after_it_for_all_of_its_group(
-    tmp_path: Path, line: str, code: int, log: str
-) -> None:
+def test_term_goes_to_script_then_kill_to_group(tmp_path: Path, line: str, code: int, log: str) -> None:
+    """TERM is for the script of a rank, and KILL after the grace period for its whole group."""
     line = line.format(python=sys.executable, script=SCRIPT, saves=SAVES)
     ended, took_s, printed = _stopped(tmp_path, line, 5.0)
     assert (ended, printed.replace("Terminated\n", "")) == (code, log)
@@ -144,18 +143,19 @@ time.sleep(60)
 """
 
 
-def test_shared_memory_of_a_killed_rank_is_removed(tmp_path: Path) -> None:
+def test_shared_memory_of_killed_rank_is_removed(tmp_path: Path) -> None:
     _, took_s, log = _stopped(tmp_path, f"exec {sys.executable} -c '{SHARES}'", 0.0)
     assert not (Path("/dev/shm") / log.split()[0]).exists() and took_s < procfs.TRACKER_S_MAX
 
 
-def test_a_resource_tracker_that_does_not_end_is_killed(tmp_path: Path) -> None:
+def test_resource_tracker_that_does_not_exit_is_killed(tmp_path: Path) -> None:
     line = 'from signal import *; signal(15, SIG_IGN); print("up", flush=True); pause()  # resource_tracker import main'
     _, took_s, _ = _stopped(tmp_path, f"{sys.executable} -c '{line}' & wait", 0.0)
     assert procfs.TRACKER_S_MAX <= took_s < 2 * procfs.TRACKER_S_MAX
 
 
-def test_once_steps_are_made_the_signal_is_for_the_program_that_makes_them() -> None:
+def test_signal_goes_to_stepping_program_after_first_step() -> None:
+    """Once steps are made, the signal is for the program that makes them."""
     forks = "import os, time; child = os.fork(); child and print(child, flush=True); time.sleep(60)"
     wraps = "import subprocess, sys; subprocess.call([sys.executable, '-c', sys.argv[1]])"
     first = subprocess.Popen(
@@ -171,7 +171,7 @@ def test_once_steps_are_made_the_signal_is_for_the_program_that_makes_them() -> 
     first.communicate()
 
 
-def test_the_users_word_wins_over_a_default_and_the_contract_over_both(tmp_path: Path) -> None:
+def test_user_value_overrides_default_and_contract_overrides_both(tmp_path: Path) -> None:
     _, _, log = _stopped(tmp_path, 'echo "$RANK $MINE $ORCHS ${PYTHONPATH%%:*}"; echo up', 0.0)
     assert log == f"0 mine default {JobDir(tmp_path).node('node-0')}/hook\nup\n"
 

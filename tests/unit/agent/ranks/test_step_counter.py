@@ -32,19 +32,20 @@ def seconds(*times_s: float) -> list[int]:
     return [int(time_s * 1e9) for time_s in times_s]
 
 
-def test_before_the_first_step_nothing_is_known(tmp_path: Path) -> None:
+def test_nothing_is_known_before_first_step(tmp_path: Path) -> None:
     step_counter.create_step_file(tmp_path / "steps")
     reader = StepCounter(tmp_path / "steps")
     assert reader.read() == NO_STEP
     assert reader.rate_per_s() is None
 
 
-def test_what_the_ring_has_overwritten_leaves_the_last_step(tmp_path: Path) -> None:
+def test_overwritten_ring_keeps_last_step(tmp_path: Path) -> None:
     reader = written(tmp_path / "steps", seconds(*range(1, 2001)))
     assert reader.read() == LastStep(step=2000, time_ns=2000 * 10**9, pid=7, rows=2000)
 
 
-def test_a_counter_that_took_over_late_knows_only_its_own_steps(tmp_path: Path) -> None:
+def test_late_counter_knows_only_its_own_steps(tmp_path: Path) -> None:
+    """A counter that took over late knows only its own steps."""
     reader = written(tmp_path / "steps", seconds(100, 101), first_step=500)
     assert reader.rate_per_s() == pytest.approx(1.0)
 
@@ -60,9 +61,7 @@ def test_a_counter_that_took_over_late_knows_only_its_own_steps(tmp_path: Path) 
         ([100, 50], None),  # the clock was set back
     ],
 )
-def test_the_rate_is_that_of_the_last_steps(
-    tmp_path: Path, times_s: list[float], rate_per_s: float | None
-) -> None:
+def test_rate_is_that_of_last_steps(tmp_path: Path, times_s: list[float], rate_per_s: float | None) -> None:
     rate = written(tmp_path / "steps", seconds(*times_s)).rate_per_s()
     assert rate == (None if rate_per_s is None else pytest.approx(rate_per_s))
 
@@ -85,7 +84,7 @@ def every(step_s: float, count: int) -> list[float]:
         ([*every(0.5, 20), 50, 50.5, 51], 0.5),  # the clock was set back
     ],
 )
-def test_the_median_step_time_is_that_between_two_iterations(
+def test_median_step_time_is_between_iterations(
     tmp_path: Path, times_s: list[float], median_step_s: float | None
 ) -> None:
     usual = written(tmp_path / "steps", seconds(*times_s)).median_step_s()
@@ -106,7 +105,8 @@ def counted(path: Path, counts: Sequence[int], first_step: int = 1) -> StepCount
     return StepCounter(path)
 
 
-def test_ranks_some_steps_apart_count_at_steps_in_common(tmp_path: Path) -> None:
+def test_ranks_steps_apart_count_at_common_steps(tmp_path: Path) -> None:
+    """Ranks some steps apart are compared at steps that they have in common."""
     reader = counted(tmp_path / "steps", list(range(3000)))
     for since, last in [(0, 100), (500, 700), (2000, 2999), (2990, 3000), (2998, 2999)]:
         one = {mark.step for mark in reader.collective_counts(since, last)}
@@ -115,19 +115,19 @@ def test_ranks_some_steps_apart_count_at_steps_in_common(tmp_path: Path) -> None
         assert one & other or last - since < 3
 
 
-def test_counts_of_a_restarted_trainer_are_its_own(tmp_path: Path) -> None:
+def test_restarted_trainer_has_its_own_counts(tmp_path: Path) -> None:
     reader = counted(tmp_path / "steps", [4, 8, 12])
     assert [mark.counts for mark in reader.collective_counts(500, 3)] == [(4,), (8,), (12,)]
 
 
-def test_history_tells_where_a_count_grew_by_another_number(tmp_path: Path) -> None:
+def test_history_shows_where_count_grew_differently(tmp_path: Path) -> None:
     """Step 1,504 entered one collective less than the others, and 1,600 one more."""
     counts = [2 * step - (step >= 1504) + (step >= 1600) for step in range(1, 2001)]
     steps = [mark.step for mark in counted(tmp_path / "steps", counts).history()]
     assert steps == [2000 - layout.RING_STEPS + 2, 1504, 1505, 1600, 1601, 2000]
 
 
-def test_a_file_of_another_layout_has_no_steps(tmp_path: Path) -> None:
+def test_file_of_other_layout_has_no_steps(tmp_path: Path) -> None:
     written(tmp_path / "steps", seconds(1, 2))
     data = bytearray((tmp_path / "steps").read_bytes())
     data[4] += 1  # the version

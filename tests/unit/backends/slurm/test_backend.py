@@ -121,7 +121,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 # --- agents
 
 
-def test_what_is_launched_in_one_round_is_one_srun_that_is_told_on_standard_input(world: World) -> None:
+def test_launches_of_one_round_share_one_srun(world: World) -> None:
+    """All launches of one round share one srun, which gets its orders on standard input."""
     one = world.backend()
     assert world.launch(one, "n3", "n1") == [] and world.woken.is_set()
     argv = world.run(0)
@@ -134,9 +135,10 @@ def test_what_is_launched_in_one_round_is_one_srun_that_is_told_on_standard_inpu
     assert len(list(world.job.steps.glob("*.json"))) == 1, "it is coming up already"
 
 
-def test_a_node_that_fails_is_told_and_those_it_took_along_are_started_again_without_a_word(
+def test_failed_node_is_reported_and_its_victims_restarted(
     world: World,
 ) -> None:
+    """A node that fails is reported, and the nodes that it took along are restarted silently."""
     world.say(
         0,
         "srun: error: Task launch for StepId=8.0 failed on node n2: Communication failure\nsrun: Job step aborted\n",
@@ -152,7 +154,7 @@ def test_a_node_that_fails_is_told_and_those_it_took_along_are_started_again_wit
     assert "--nodelist=n2" in world.run(2)
 
 
-def test_a_step_that_slurm_does_not_make_is_tried_node_by_node(world: World) -> None:
+def test_step_refused_by_slurm_is_tried_per_node(world: World) -> None:
     refusal = "srun: error: Unable to create step for job 8: Requested node configuration is not available\n"
     world.say(0, refusal)
     world.say(2, refusal)
@@ -167,22 +169,21 @@ def test_a_step_that_slurm_does_not_make_is_tried_node_by_node(world: World) -> 
     assert f"--nodelist={node}" in world.run(2) and err.retryable is Retryable.PERMANENT
 
 
-def test_an_agent_that_never_speaks_is_a_failure_and_its_srun_is_ended(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_agent_is_failure_and_its_srun_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that never reports is a failure, and its srun is ended."""
     monkeypatch.setattr(backend, "STEP_S_MAX", 0.0)
     one = world.backend()
     world.launch(one, "n1")
     assert "no agent came up" in str(world.failures(one)["n1"])
 
 
-def test_a_node_outside_of_the_allocation_is_refused_for_good(world: World) -> None:
+def test_node_outside_allocation_is_refused_for_good(world: World) -> None:
     one = world.backend()
     ((node, err),) = world.launch(one, "n9")
     assert (node, err.retryable, world.runs()) == ("n9", Retryable.PERMANENT, 0)
 
 
-def test_an_agent_is_gone_when_srun_says_so_and_not_before(world: World) -> None:
+def test_agent_is_gone_only_when_srun_reports_it(world: World) -> None:
     world.say(0, "0: orch agent on n1\n1: orch agent on n2\nsrun: error: n2: task 1: Killed\n")
     one = world.backend()
     world.launch(one, "n1", "n2")
@@ -192,7 +193,7 @@ def test_an_agent_is_gone_when_srun_says_so_and_not_before(world: World) -> None
     assert one.agent_death("n2") is None, "another one is coming up"
 
 
-def test_the_next_supervisor_watches_on_over_the_sruns_of_the_one_before(world: World) -> None:
+def test_next_supervisor_watches_sruns_of_previous_one(world: World) -> None:
     world.say(0, "0: orch agent on n1\n1: orch agent on n2\n")
     world.launch(world.backend(), "n1", "n2")
     world.run(0)
@@ -208,7 +209,7 @@ def test_the_next_supervisor_watches_on_over_the_sruns_of_the_one_before(world: 
     assert len(list(world.job.steps.glob("8.0-*.json"))) == 2, "no name is used twice"
 
 
-def test_without_srun_a_launch_fails_with_its_mending(world: World) -> None:
+def test_launch_without_srun_fails_with_fix(world: World) -> None:
     one = world.backend(PATH=str(world.folder / "nothing"))
     ((_, err),) = world.launch(one, "n1")
     assert (err.reason, err.fix) == (
@@ -220,9 +221,7 @@ def test_without_srun_a_launch_fails_with_its_mending(world: World) -> None:
 # --- the allocation
 
 
-def test_an_allocation_is_ours_only_if_it_is_the_jobs_present_one(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_allocation_is_own_only_if_jobs_current_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocation, "RECORD_S_MAX", 0.0)
     assert find_grant(world.job, {}) is None
     assert find_grant(world.job, {**ENVIRON, "SLURM_RESTART_COUNT": "2"}) == Grant("8", 2, ("n1", "n2", "n3"))
@@ -237,14 +236,14 @@ def endings(one: SlurmBackend) -> list[tuple[AllocationEndCause, float | None]]:
     return [(ending.cause, ending.left_s) for ending in one.allocation.endings()]
 
 
-def test_the_signal_before_the_time_limit_is_told_with_what_is_left(world: World) -> None:
+def test_time_limit_signal_is_reported_with_time_left(world: World) -> None:
     one = world.backend()
     os.kill(os.getpid(), signal.SIGUSR1)
     fake_host.wait_for(world.woken.is_set, "the news")
     assert endings(one) == [(AllocationEndCause.TIME_LIMIT, 90.0)] and endings(one) == []
 
 
-def test_a_signal_long_before_the_time_limit_is_no_news(
+def test_signal_long_before_time_limit_is_ignored(
     world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(end_causes, "EARLY_S_MAX", 0.0)
@@ -264,7 +263,7 @@ def test_a_signal_long_before_the_time_limit_is_no_news(
     assert endings(one) == [(AllocationEndCause.TIME_LIMIT, 89.0)]
 
 
-def test_a_term_is_explained_by_the_daemons_words_of_this_stay(world: World) -> None:
+def test_term_is_explained_by_daemon_messages(world: World) -> None:
     word = "slurmstepd: error: *** JOB 8 ON n1 CANCELLED AT 2026-11-21T06:22:58{} ***"
     world.prints(word.format(" DUE TO TIME LIMIT"))  # of the stay before
     one = world.backend()
@@ -274,13 +273,14 @@ def test_a_term_is_explained_by_the_daemons_words_of_this_stay(world: World) -> 
     assert endings(one) == [(AllocationEndCause.PREEMPTED, 7.0)]
 
 
-def test_a_signal_that_came_before_the_supervisor_is_heeded_too(world: World) -> None:
+def test_signal_before_supervisor_start_is_handled(world: World) -> None:
+    """A signal that came before the supervisor started is handled too."""
     one = world.backend(ORCH_ENDING="USR1")
     fake_host.wait_for(world.woken.is_set, "the news")
     assert endings(one) == [(AllocationEndCause.TIME_LIMIT, 90.0)]
 
 
-def test_a_term_that_ends_nothing_is_no_news(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_term_that_ends_nothing_is_ignored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocation, "EXPLAIN_S_MAX", 0.0)
     one = world.backend()
     os.kill(os.getpid(), signal.SIGTERM)
@@ -289,7 +289,7 @@ def test_a_term_that_ends_nothing_is_no_news(world: World, monkeypatch: pytest.M
     assert endings(one) == [(AllocationEndCause.TIME_LIMIT, 90.0)]
 
 
-def test_an_agents_warning_shows_the_grace_before_preemption(world: World) -> None:
+def test_agents_warning_shows_preemption_grace(world: World) -> None:
     one = world.backend()
     world.shows(f"{RUNNING} EndTime=2026-11-21T06:00:40 PreemptTime=2026-11-21T06:00:30")
     assert one.allocation is not None
@@ -298,7 +298,7 @@ def test_an_agents_warning_shows_the_grace_before_preemption(world: World) -> No
     assert endings(one) == [(AllocationEndCause.PREEMPTED, 10.0)]
 
 
-def test_a_requeue_names_the_nodes_to_avoid_beside_those_of_the_user(world: World) -> None:
+def test_requeue_excludes_avoided_nodes_beside_user_ones(world: World) -> None:
     world.shows(RUNNING.replace("(null)", "n7"))
     one = world.backend()
     assert one.allocation is not None
@@ -307,9 +307,8 @@ def test_a_requeue_names_the_nodes_to_avoid_beside_those_of_the_user(world: Worl
     assert "requeue 8" in asked and "update JobId=8 ExcNodeList=n7,n2" in asked
 
 
-def test_no_node_is_avoided_where_too_few_would_be_left(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_node_is_avoided_without_enough_others(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """No node is avoided where too few would be left."""
     world.shows(f"{RUNNING} NumNodes=3-3 TotalNodes=3")
     one = world.backend()
     assert one.allocation is not None
@@ -318,9 +317,10 @@ def test_no_node_is_avoided_where_too_few_would_be_left(
     assert "again: 2 of 3 nodes would be left, and the job takes 3" in capsys.readouterr().out
 
 
-def test_a_requeue_that_slurm_refuses_is_told_in_its_words_and_one_that_it_has_done_is_none(
+def test_refused_requeue_is_reported(
     world: World,
 ) -> None:
+    """A requeue that Slurm refuses is reported in its words; one that it has done is not a refusal."""
     one = world.backend()
     assert one.allocation is not None
     (world.folder / "refusal").write_text("Requested operation is presently disabled for job 8\n")

@@ -38,42 +38,44 @@ def job(state: str = "RUNNING", restarts: int = 0, preempted: str = "") -> end_c
         (" DUE to SIGNAL Terminated", AllocationEndCause.CANCELLED),
     ],
 )
-def test_the_word_of_the_daemon_names_the_cause(end: str, cause: AllocationEndCause) -> None:
+def test_daemon_message_gives_the_cause(end: str, cause: AllocationEndCause) -> None:
     ending = end_causes.find_printed_end("8", ["something else", WORD.format(end)], 30.0)
     assert ending is not None and (ending.cause, ending.left_s) == (cause, 30.0)
 
 
-def test_a_word_about_another_job_or_one_step_says_nothing_of_this_one() -> None:
+def test_message_of_other_job_or_step_is_ignored() -> None:
+    """A message about another job or one step says nothing of this one."""
     step = "slurmstepd: error: *** STEP 8.0 ON node1 CANCELLED AT 2026-11-21T06:22:58 ***"
     assert end_causes.find_printed_end("8", [WORD.replace("JOB 8", "JOB 88").format(""), step], 30.0) is None
 
 
-def test_a_step_that_ends_for_a_reason_of_its_job_says_it() -> None:
+def test_step_ending_for_job_reason_names_it() -> None:
     step = "0: slurmstepd: error: *** STEP 8.0 ON n CANCELLED AT 2026-11-21T06:22:58 DUE TO PREEMPTION ***"
     ending = end_causes.find_printed_end("8", [WORD.format(""), step], 5.0)
     assert ending is not None and ending.cause is AllocationEndCause.PREEMPTED
 
 
-def test_a_running_job_is_not_ending() -> None:
+def test_running_job_is_not_ending() -> None:
     assert job().is_running and end_causes.find_job_end(job(), 0, 30.0) is None
     assert end_causes.explain_term(job(), 30.0) is None
 
 
-def test_a_grace_before_preemption_is_known_with_its_length() -> None:
+def test_preemption_grace_is_known_with_length() -> None:
     preempted = job(preempted=" PreemptTime=2026-11-30T23:59:30")
     ending = end_causes.find_job_end(preempted, 0, 30.0)
     assert ending is not None and (ending.cause, ending.left_s) == (AllocationEndCause.PREEMPTED, 40.0)
     assert not preempted.is_running
 
 
-def test_a_job_that_was_requeued_since_is_told_from_its_count() -> None:
+def test_requeued_job_is_recognised_by_restart_count() -> None:
     ending = end_causes.find_job_end(job("COMPLETING", restarts=2), 1, 30.0)
     assert ending is not None and ending.cause is AllocationEndCause.REQUEUED
     assert end_causes.find_job_end(job("COMPLETING", restarts=1), 1, 30.0) is None
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_every_state_of_slurm_tells_the_same_in_the_queue_and_in_the_allocation(state: str) -> None:
+def test_slurm_states_agree_in_queue_and_allocation(state: str) -> None:
+    """Every state of Slurm means the same in the queue and in the allocation."""
     stage, cause = STATES[state]
     there, inside = QueueJob("8", state), job(state)
     assert (there.stage, inside.stage, inside.is_running) == (stage, stage, stage is Stage.RUNNING)
@@ -92,7 +94,7 @@ def test_every_state_of_slurm_tells_the_same_in_the_queue_and_in_the_allocation(
             assert (ending, unsaid) == (None, end_causes.explain_term(None, 30.0))
 
 
-def test_a_word_of_slurm_that_is_new_tells_nothing() -> None:
+def test_unknown_slurm_state_says_nothing() -> None:
     new = job("TELEPORTING")
     assert (new.stage, end_causes.find_job_end(new, 0, 30.0)) == (Stage.UNKNOWN, None)
     assert end_causes.explain_term(new, 30.0) == end_causes.explain_term(None, 30.0)
@@ -101,7 +103,8 @@ def test_a_word_of_slurm_that_is_new_tells_nothing() -> None:
 NEVER = float("inf")
 
 
-def test_the_signal_before_the_time_limit_says_how_long_is_left() -> None:
+def test_time_limit_signal_gives_time_left() -> None:
+    """The signal before the time limit says how much time is left."""
     ending = end_causes.find_limit_end(job(), NEVER)
     assert ending is not None and ending.left_s == 86_400 + 120 - 90
     assert end_causes.find_limit_end(None, 90.0) == AllocationEnd(
@@ -109,7 +112,8 @@ def test_the_signal_before_the_time_limit_says_how_long_is_left() -> None:
     )
 
 
-def test_a_signal_long_before_the_time_limit_is_somebody_elses() -> None:
+def test_signal_long_before_time_limit_is_from_others() -> None:
+    """A signal long before the time limit was sent by somebody else."""
     left_s = 86_400 + 120 - 90
     assert end_causes.find_limit_end(job(), left_s) is not None
     assert end_causes.find_limit_end(job(), left_s - 1.0) is None
@@ -117,20 +121,19 @@ def test_a_signal_long_before_the_time_limit_is_somebody_elses() -> None:
     assert end_causes.find_limit_end(endless, NEVER) is None
 
 
-def test_when_the_signal_is_due_is_read_from_what_sbatch_was_given() -> None:
+def test_due_time_of_signal_comes_from_sbatch_options() -> None:
     options = ("--nodes=2", "--signal=B:USR1@90", "--requeue")
     assert end_causes.read_notice_s(options) == 90.0 + end_causes.EARLY_S_MAX
     assert end_causes.read_notice_s(("--nodes=2",)) == NEVER
 
 
-def test_an_end_that_nobody_explains_is_a_cancel_and_where_slurm_is_silent_the_job_goes_on() -> None:
+def test_unexplained_end_is_cancel_unless_slurm_is_silent() -> None:
+    """An unexplained end is a cancel; where Slurm does not answer, the job continues."""
     silent, ends = end_causes.explain_term(None, 30.0), end_causes.explain_term(job("COMPLETING"), 30.0)
     assert silent is not None and silent.cause is AllocationEndCause.REQUEUED
     assert ends is not None and ends.cause is AllocationEndCause.CANCELLED
 
 
-def test_nothing_is_read_from_an_answer_that_is_none() -> None:
-    assert (
-        end_causes.parse_job(command_output.parse_fields("slurm_load_jobs error: Invalid job id specified"))
-        is None
-    )
+def test_invalid_answer_gives_nothing() -> None:
+    """Nothing is read from an answer that is not one."""
+    assert end_causes.parse_job(command_output.parse_fields("slurm_load_jobs error: Invalid job id specified")) is None

@@ -27,7 +27,8 @@ def world() -> Iterator[World]:
         worker.join(REST_S_MAX)
 
 
-def test_a_launch_connects_forwards_and_lands_with_the_hosts_own_address(world: World) -> None:
+def test_launch_connects_forwards_and_starts_with_host_address(world: World) -> None:
+    """A launch connects, forwards a port and starts the agent with the host's own address."""
     worker = world.worker()
     world.clock.until_rest(lambda: worker.launch(CONFIG))
     assert world.host.calls == ["open", "forward", "launch 127.0.0.1:30000"]
@@ -36,7 +37,8 @@ def test_a_launch_connects_forwards_and_lands_with_the_hosts_own_address(world: 
     assert world.forwards[0][0] == "127.0.0.1:4000"
 
 
-def test_a_launch_that_is_under_way_is_not_begun_twice(world: World) -> None:
+def test_launch_under_way_is_not_repeated(world: World) -> None:
+    """A launch that is under way is not started twice."""
     world.host.may_launch = threading.Semaphore(0)
     worker = world.worker()
     worker.launch(CONFIG)
@@ -47,7 +49,8 @@ def test_a_launch_that_is_under_way_is_not_begun_twice(world: World) -> None:
 
 
 @pytest.mark.parametrize("trouble", list(Retryable))
-def test_a_failed_landing_is_told_once_and_not_tried_again(world: World, trouble: Retryable) -> None:
+def test_failed_launch_is_reported_once_and_not_retried(world: World, trouble: Retryable) -> None:
+    """A failed launch is reported once and not tried again."""
     world.host.launch_error = LaunchError("folder", "no space", "make some", trouble)
     worker = world.worker()
     world.clock.until_rest(lambda: worker.launch(CONFIG))
@@ -64,16 +67,15 @@ def test_a_failed_landing_is_told_once_and_not_tried_again(world: World, trouble
     assert worker.reason == ""
 
 
-def test_a_host_that_cannot_be_reached_is_a_failed_launch(world: World) -> None:
+def test_unreachable_host_is_a_failed_launch(world: World) -> None:
+    """A host that cannot be reached is a failed launch."""
     world.host.refuses = LaunchError("connect", "no route")
     worker = world.worker()
     world.clock.until_rest(lambda: worker.launch(CONFIG))
     assert worker.take_failure() is world.host.refuses
 
 
-def test_a_bug_is_a_failed_launch_and_not_a_dead_thread(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bug_is_failed_launch_not_dead_thread(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.host.launch_error = ZeroDivisionError("oh")
     worker = world.worker()
     world.clock.until_rest(lambda: worker.launch(CONFIG))
@@ -86,7 +88,8 @@ def test_a_bug_is_a_failed_launch_and_not_a_dead_thread(
     assert worker.take_failure() is None
 
 
-def test_a_dead_connection_is_opened_again_and_the_agent_told_the_new_port(world: World) -> None:
+def test_dead_connection_is_reopened_and_agent_given_port(world: World) -> None:
+    """A dead connection is opened again, and the agent is given the new port."""
     worker = world.launched()
     world.host.answers = False
     world.clock.advance(11.0)
@@ -98,9 +101,10 @@ def test_a_dead_connection_is_opened_again_and_the_agent_told_the_new_port(world
     assert worker.take_evidence() is None
 
 
-def test_a_way_that_stays_closed_is_tried_at_growing_distances_for_as_long_as_it_is_wanted(
+def test_closed_connection_is_retried_with_backoff_while_wanted(
     world: World,
 ) -> None:
+    """A connection that stays closed is retried at growing intervals for as long as it is wanted."""
     world.host.refuses = LaunchError("connect", "no route")
     worker = world.worker()
     world.clock.until_rest(lambda: worker.keep_reachable(CONFIG))
@@ -114,7 +118,8 @@ def test_a_way_that_stays_closed_is_tried_at_growing_distances_for_as_long_as_it
     assert (worker.reason, worker.take_failure()) == ("", None)
 
 
-def test_a_way_that_breaks_as_soon_as_it_is_open_is_opened_again_after_a_pause(world: World) -> None:
+def test_connection_breaking_at_once_is_reopened_after_pause(world: World) -> None:
+    """A connection that breaks as soon as it is open is opened again after a pause."""
     worker = world.launched()
     world.clock.advance(3.0)
     world.host.answers = False
@@ -127,7 +132,7 @@ def test_a_way_that_breaks_as_soon_as_it_is_open_is_opened_again_after_a_pause(w
     assert world.host.since(lambda: world.clock.advance(0.6)) == ["open", "forward", "reach 127.0.0.1:30002"]
 
 
-def test_an_agent_that_cannot_be_looked_for_keeps_its_way(world: World) -> None:
+def test_agent_that_cannot_be_checked_keeps_connection(world: World) -> None:
     worker = world.launched()
     world.clock.advance(3.0)
     world.host.unseen = LaunchError("folder", "no space")
@@ -137,7 +142,8 @@ def test_an_agent_that_cannot_be_looked_for_keeps_its_way(world: World) -> None:
     assert not world.host.sessions[-1].closed
 
 
-def test_a_host_that_refuses_for_good_is_tried_slowly_and_the_reason_is_kept(world: World) -> None:
+def test_refusing_host_is_retried_slowly_with_reason_kept(world: World) -> None:
+    """A host that refuses for good is tried slowly, and the reason is kept."""
     world.host.refuses = LaunchError("host key", "its key changed", "", Retryable.PERMANENT)
     worker = world.worker()
     world.clock.until_rest(lambda: worker.keep_reachable(CONFIG))
@@ -146,7 +152,7 @@ def test_a_host_that_refuses_for_good_is_tried_slowly_and_the_reason_is_kept(wor
     assert worker.reason == "host key: its key changed"
 
 
-def test_news_from_the_supervisor_ends_a_pause(world: World) -> None:
+def test_supervisor_request_ends_a_pause(world: World) -> None:
     world.host.refuses = LaunchError("connect", "no route")
     worker = world.worker()
     world.clock.until_rest(lambda: worker.keep_reachable(CONFIG))
@@ -157,7 +163,8 @@ def test_news_from_the_supervisor_ends_a_pause(world: World) -> None:
     assert asked == ["open"]
 
 
-def test_an_agent_that_is_gone_is_told_once_and_no_way_kept_for_it(world: World) -> None:
+def test_gone_agent_is_reported_once_and_disconnected(world: World) -> None:
+    """An agent that is gone is reported once, and no connection is kept for it."""
     worker = world.launched()
     world.host.agent = False
     world.clock.advance(3.0)
@@ -169,7 +176,7 @@ def test_an_agent_that_is_gone_is_told_once_and_no_way_kept_for_it(world: World)
     assert world.host.sessions[-1].closed
 
 
-def test_a_host_that_was_restarted_is_told(world: World) -> None:
+def test_rebooted_host_is_reported(world: World) -> None:
     worker = world.launched()
     world.host.agent, world.host.boot, world.host.answers = False, "boot-2", False
     world.clock.advance(11.0)
@@ -177,7 +184,7 @@ def test_a_host_that_was_restarted_is_told(world: World) -> None:
     assert worker.take_evidence() == "the host was restarted"
 
 
-def test_an_agent_is_not_looked_for_oftener_than_every_two_seconds(world: World) -> None:
+def test_agent_is_checked_at_most_every_two_seconds(world: World) -> None:
     worker = world.launched()
     world.clock.advance(2.0)
     ask = lambda: world.clock.until_rest(lambda: worker.check(w.HostAction.CHECK_AGENT))  # noqa: E731
@@ -188,7 +195,7 @@ def test_an_agent_is_not_looked_for_oftener_than_every_two_seconds(world: World)
     assert world.host.since(lambda: world.clock.advance(0.2)) == ["ask", "reach 127.0.0.1:30000"]
 
 
-def test_an_agent_that_does_not_dial_is_looked_for(world: World) -> None:
+def test_agent_that_does_not_connect_is_checked(world: World) -> None:
     worker = world.worker()
     world.clock.until_rest(lambda: worker.launch(CONFIG))
     world.host.agent = False
@@ -199,7 +206,7 @@ def test_an_agent_that_does_not_dial_is_looked_for(world: World) -> None:
     assert worker.take_evidence() == "its agent is no longer running; no output"
 
 
-def test_an_agent_that_hangs_up_has_its_connection_asked(world: World) -> None:
+def test_agent_hangup_triggers_connection_check(world: World) -> None:
     worker = world.worker()
     world.clock.until_rest(lambda: worker.launch(CONFIG))
     hang_up = world.dial()
@@ -207,7 +214,8 @@ def test_an_agent_that_hangs_up_has_its_connection_asked(world: World) -> None:
     assert world.host.since(lambda: world.clock.until_rest(hang_up)) == ["ask"]
 
 
-def test_a_dismissed_agents_way_is_kept_a_while_and_as_long_as_copies_use_it(world: World) -> None:
+def test_dismissed_agents_connection_stays_while_copies_run(world: World) -> None:
+    """A dismissed agent's connection is kept for a while and as long as copies use it."""
     worker = world.launched()
     world.clock.until_rest(worker.release)
     world.busy = True
@@ -219,7 +227,7 @@ def test_a_dismissed_agents_way_is_kept_a_while_and_as_long_as_copies_use_it(wor
     assert world.host.since(lambda: world.clock.until_rest(lambda: worker.launch(CONFIG)))[0] == "open"
 
 
-def test_a_connection_is_lent_for_copies_after_the_agent_has_left(world: World) -> None:
+def test_connection_is_lent_for_copies_after_agent_exit(world: World) -> None:
     worker = world.launched()
     world.clock.until_rest(worker.release)
     world.clock.advance(w.RELEASE_S + 1)
@@ -237,7 +245,7 @@ def test_a_dead_connection_is_not_lent(world: World) -> None:
     assert worker.borrow_session() is world.host.sessions[1]
 
 
-def test_closing_ends_the_thread_and_hangs_up(world: World) -> None:
+def test_close_ends_thread_and_disconnects(world: World) -> None:
     worker = world.launched()
     worker.close()
     worker.join(REST_S_MAX)
@@ -245,7 +253,8 @@ def test_closing_ends_the_thread_and_hangs_up(world: World) -> None:
     assert worker.borrow_session() is None
 
 
-def test_no_more_hosts_launch_at_once_than_have_turns(world: World) -> None:
+def test_concurrent_launches_are_limited(world: World) -> None:
+    """No more hosts launch at once than the limit."""
     world.host.may_launch = threading.Semaphore(0)
     workers = [world.worker() for _ in range(3)]
     for worker in workers:
@@ -256,7 +265,7 @@ def test_no_more_hosts_launch_at_once_than_have_turns(world: World) -> None:
     assert world.host.in_launch.acquire(timeout=REST_S_MAX)
 
 
-def test_a_host_that_is_let_go_while_it_is_launched_gets_no_agent(world: World) -> None:
+def test_host_released_during_launch_gets_no_agent(world: World) -> None:
     world.host.may_launch = threading.Semaphore(0)
     worker = world.worker()
     worker.launch(CONFIG)
@@ -266,7 +275,8 @@ def test_a_host_that_is_let_go_while_it_is_launched_gets_no_agent(world: World) 
     assert (world.host.started, worker.take_failure()) == (0, None)
 
 
-def test_a_launch_that_is_not_wanted_any_more_gives_up_its_place(world: World) -> None:
+def test_cancelled_launch_gives_up_its_slot(world: World) -> None:
+    """A launch that is not wanted any more gives up its slot."""
     world.host.may_launch = threading.Semaphore(0)
     workers = [world.worker() for _ in range(3)]
     for worker in workers:
@@ -280,7 +290,7 @@ def test_a_launch_that_is_not_wanted_any_more_gives_up_its_place(world: World) -
     assert world.host.calls.count("open") == 2
 
 
-def test_a_connection_too_many_is_closed(world: World) -> None:
+def test_surplus_connection_is_closed(world: World) -> None:
     world.launched()
     for _ in range(FORWARDS_MAX - 1):
         world.dial()

@@ -186,7 +186,8 @@ def _land(host: FakeHost, code: CodeArchive) -> LaunchedAgent | LaunchError:
         return err
 
 
-def test_an_agent_that_is_not_wanted_any_more_is_not_started(code: CodeArchive) -> None:
+def test_cancelled_agent_is_not_started(code: CodeArchive) -> None:
+    """An agent that is not wanted any more is not started."""
     host = FakeHost(steps(True, True, was_up=False), None, [])
     with pytest.raises(Cancelled):
         launch_agent(host, AgentLaunch(Launcher("exit 0", BUNDLE), code, fake_host.config()), lambda: False)
@@ -201,9 +202,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> CodeArchive:
 
 
 faults = st.none() | st.builds(Fault, st.integers(0, 11), st.sampled_from(Kind))
-noises = st.lists(
-    st.sampled_from([b"", b"Welcome!", b"\xff\xfe", b"orch-", b'{"kind": "Leased"}']), max_size=5
-)
+noises = st.lists(st.sampled_from([b"", b"Welcome!", b"\xff\xfe", b"orch-", b'{"kind": "Leased"}']), max_size=5)
 
 
 @pytest.mark.slow
@@ -211,17 +210,16 @@ noises = st.lists(
 @given(faults, noises, st.booleans(), st.booleans(), st.booleans())
 @example(Fault(7, Kind.HANGS), [], False, False, False)
 @example(Fault(8, Kind.TAKES_NOTHING), [], True, True, False)
-def test_a_launch_ends_in_time_says_its_stage_and_leaves_nothing_half_done(
+def test_launch_times_out_naming_stage_without_leftovers(
     code: CodeArchive, fault: Fault | None, noise: list[bytes], has_bundle: bool, has_code: bool, was_up: bool
 ) -> None:
+    """A launch ends in time, names its stage and leaves nothing half done."""
     host = FakeHost(steps(has_bundle, has_code, was_up), fault, list(noise))
     result = _land(host, code)
     assert host.closed
     assert host.now_s - BEGAN_S < sum(bootstrap_session.LIMITS_S.values())
     if isinstance(result, LaunchedAgent):
-        assert (
-            fault is None or fault.at >= len(host.steps) or fault.kind in (Kind.TAKES_NOTHING, Kind.HANGS_UP)
-        )
+        assert fault is None or fault.at >= len(host.steps) or fault.kind in (Kind.TAKES_NOTHING, Kind.HANGS_UP)
         assert host.keeper is (KeeperState.NONE if was_up else KeeperState.UP)
         return
     assert fault is not None
@@ -239,7 +237,7 @@ def _stages(host: FakeHost, fault: Fault) -> set[str]:
     return {stage, "copy"} if isinstance(before, w.SendBlob) else {stage}
 
 
-def test_everything_that_is_asked_for_is_sent_once_and_whole(code: CodeArchive) -> None:
+def test_requested_files_are_sent_once_and_completely(code: CodeArchive) -> None:
     host = FakeHost(steps(False, False, False), None, [])
     assert isinstance(_land(host, code), LaunchedAgent)
     lines, script, request, rest = bytes(host.heard).split(b"\n", 3)
@@ -248,9 +246,7 @@ def test_everything_that_is_asked_for_is_sent_once_and_whole(code: CodeArchive) 
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_a_word_that_is_lost_after_the_leave_to_go_is_an_error_of_the_agent(
-    kind: Kind, code: CodeArchive
-) -> None:
+def test_answer_lost_after_release_is_agent_error(kind: Kind, code: CodeArchive) -> None:
     """The agent is up all the same: the next launch finds it so."""
     plan = steps(True, True, False)
     host = FakeHost(plan, Fault(len(plan) - 1, kind), [])
@@ -270,23 +266,21 @@ WORDS: dict[str, tuple[Kind, int, str]] = {
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_a_failure_says_what_was_seen(name: str, code: CodeArchive) -> None:
+def test_failure_reports_what_was_seen(name: str, code: CodeArchive) -> None:
     kind, at, words = WORDS[name]
     result = _land(FakeHost(steps(False, False, False), Fault(at, kind), [b"Welcome!"]), code)
     assert isinstance(result, LaunchError) and words in result.reason
     assert kind is Kind.FAILS or "it printed: " in result.reason
 
 
-def test_what_a_host_said_before_it_hung_up_is_the_reason(code: CodeArchive) -> None:
+def test_host_output_before_hangup_is_the_reason(code: CodeArchive) -> None:
     """Its disk is full amid a copy: it says so and reads no more, while we still send."""
 
     @dataclass
     class Full(FakeHost):
         def send(self, data: bytes) -> None:
             if data[:1] == b"C":
-                self.steps[self._said :] = [
-                    Step("copy", w.Failed("copy", "no space left", "free some", "permanent"))
-                ]
+                self.steps[self._said :] = [Step("copy", w.Failed("copy", "no space left", "free some", "permanent"))]
                 raise BrokenPipeError
             super().send(data)
 
@@ -297,7 +291,7 @@ def test_what_a_host_said_before_it_hung_up_is_the_reason(code: CodeArchive) -> 
     )  # fmt: skip
 
 
-def test_code_that_is_no_more_here_is_named(tmp_path: Path) -> None:
+def test_missing_local_code_is_named(tmp_path: Path) -> None:
     path = tmp_path / "code.tar.gz"
     path.write_bytes(CODE)
     code = CodeArchive.read(path)
@@ -306,7 +300,9 @@ def test_code_that_is_no_more_here_is_named(tmp_path: Path) -> None:
     assert isinstance(result, LaunchError) and result.stage == "copy" and str(path) in result.reason
 
 
-def test_a_command_without_a_channel_is_the_connection_s_own_error(code: CodeArchive) -> None:
+def test_command_without_channel_is_a_connection_error(code: CodeArchive) -> None:
+    """A command that gets no channel is the connection's own error."""
+
     class Refusing:
         run: Callable[[str], FakeHost]
 

@@ -24,7 +24,8 @@ def both(one: str, other: str, link: Link) -> dict[Pair, Link]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 8, 33])
-def test_every_pair_meets_once_and_no_node_twice_in_a_round(count: int) -> None:
+def test_rounds_pair_all_nodes_once_without_repeats(count: int) -> None:
+    """Every pair is tested once, and no node is twice in a round."""
     nodes = [f"n{number}" for number in range(count)]
     schedule = schedule_rounds(nodes)
     assert sorted(itertools.chain(*schedule)) == sorted(itertools.combinations(nodes, 2))
@@ -33,7 +34,7 @@ def test_every_pair_meets_once_and_no_node_twice_in_a_round(count: int) -> None:
     assert len(schedule) <= max(count, 1)
 
 
-def test_whole_links_have_no_finding() -> None:
+def test_healthy_links_have_no_finding() -> None:
     assert list(findings(links({}), 0)) == [] and list(findings({}, 0)) == []
 
 
@@ -43,18 +44,19 @@ def test_a_cut_pair_is_named() -> None:
     assert found.found == "n2 and n4 do not reach each other: 10.0.0.2:20000 timed out"
 
 
-def test_one_direction_is_said_as_such() -> None:
+def test_one_way_cut_is_reported_as_such() -> None:
     (found,) = findings(links({("n2", "n4"): CUT}), 0)
     assert found.found.startswith("n2 does not reach n4: ")
 
 
-def test_a_node_that_no_other_reaches_is_named_alone() -> None:
+def test_unreachable_node_is_named_alone() -> None:
     cut = {("n1", "n3"): CUT, ("n2", "n3"): CUT, ("n4", "n3"): CUT}
     (found,) = findings(links(cut), 0)
     assert found.nodes == ("n3",) and found.found.startswith("no other node and n3 reach each other: ")
 
 
-def test_two_nodes_that_do_not_reach_each_other_are_a_pair() -> None:
+def test_mutually_unreachable_nodes_are_a_pair() -> None:
+    """Two nodes that do not reach each other are a pair."""
     (found,) = findings(links(both("n1", "n2", CUT), ["n1", "n2"]), 0)
     assert found.nodes == ("n1", "n2")
 
@@ -74,7 +76,7 @@ def test_two_nodes_that_do_not_reach_each_other_are_a_pair() -> None:
         ),
     ],
 )
-def test_a_closed_range_of_ports_has_its_own_fix(faults: tuple[str, ...], words: str, fix: str) -> None:
+def test_closed_port_range_has_its_own_fix(faults: tuple[str, ...], words: str, fix: str) -> None:
     (found,) = findings(links(both("n1", "n2", Link("10.0.0.2", 0.0, 0.0, faults))), 0)
     assert words in found.found and fix in found.fix
 
@@ -93,14 +95,15 @@ def test_a_slow_link_is_named_against_the_median(link: Link) -> None:
     )
 
 
-def test_a_node_whose_links_are_all_slow_is_named_alone() -> None:
+def test_node_with_only_slow_links_is_named_alone() -> None:
     (found,) = findings(
         links({(one, other): SLOW for one, other in itertools.permutations(NODES, 2) if one == "n4"}), 0
     )
     assert found.nodes == ("n4",) and found.found.startswith("every link of n4 is slow: 200 MB/s")
 
 
-def test_a_quarter_of_the_median_and_a_millisecond_are_not_slow() -> None:
+def test_quarter_of_median_or_millisecond_is_fast() -> None:
+    """A quarter of the median is not slow, nor is a millisecond."""
     busy = Link("10.0.0.1", 0.0015, 2.6e8, ("", ""))
     assert find_slow_links(links({("n1", "n2"): busy})) == []
     assert find_slow_links({("n1", "n2"): SLOW, ("n2", "n1"): GOOD}) == [], "two links have no median"

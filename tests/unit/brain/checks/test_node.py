@@ -72,11 +72,12 @@ def test_infiniband_with_unlimited_locked_memory_is_healthy() -> None:
 
 
 @pytest.mark.parametrize("kernel", ["5.5.0", "6.18.44-fc", "10.0", "odd", ""])
-def test_a_newer_or_unknown_kernel_is_none_of_the_old_ones(kernel: str) -> None:
+def test_newer_or_unknown_kernel_is_not_outdated(kernel: str) -> None:
+    """A newer or unknown kernel is none of the outdated ones."""
     assert list(node.findings("gpu01", host(kernel=kernel), JOB)) == []
 
 
-def test_a_clock_counts_beyond_what_the_way_there_may_cost() -> None:
+def test_clock_offset_counts_beyond_network_delay() -> None:
     assert [one.found for one in node.check_clock("a", -61.0, 0.1)] == ["its clock is 61 s behind"]
     assert [one.found for one in node.check_clock("a", 6.0, 0.1)] == ["its clock is 6 s ahead"]
     assert not list(node.check_clock("a", 6.0, 2.0)) and not list(node.check_clock("a", 1.0, 0.0))

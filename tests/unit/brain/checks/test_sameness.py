@@ -20,7 +20,8 @@ def named(count: int, odd: dict[int, HostFacts]) -> list[tuple[Severity, tuple[s
     return [(one.severity, one.nodes, one.found) for one in findings(nodes)]
 
 
-def test_nodes_that_are_alike_have_no_finding() -> None:
+def test_equal_nodes_have_no_finding() -> None:
+    """Nodes that are alike have no finding."""
     assert named(8, {}) == [] and named(1, {}) == [] and named(0, {}) == []
 
 
@@ -43,11 +44,11 @@ V100 = host(gpus=tuple(dataclasses.replace(gpu, model="V100") for gpu in HEALTHY
         ),
     ],
 )
-def test_the_odd_one_out_is_named(odd: HostFacts, severity: Severity, text: str) -> None:
+def test_outlier_is_named(odd: HostFacts, severity: Severity, text: str) -> None:
     assert named(8, {3: odd}) == [(severity, ("gpu03",), text)]
 
 
-def test_several_odd_ones_are_one_finding_for_each_value() -> None:
+def test_several_outliers_are_one_finding_per_value() -> None:
     found = named(8, {2: program(torch="2.6.0"), 5: program(torch="2.6.0"), 7: program(torch="2.7.0")})
     assert found == [
         (E, ("gpu02", "gpu05"), "torch 2.6.0, the other 5 2.13.0"),
@@ -55,14 +56,9 @@ def test_several_odd_ones_are_one_finding_for_each_value() -> None:
     ]
 
 
-def test_without_a_majority_no_node_is_called_odd() -> None:
-    assert named(2, {2: program(torch="2.6.0")}) == [
-        (E, (), "they differ: gpu01 torch 2.13.0, gpu02 torch 2.6.0")
-    ]
+def test_no_node_is_outlier_without_majority() -> None:
+    assert named(2, {2: program(torch="2.6.0")}) == [(E, (), "they differ: gpu01 torch 2.13.0, gpu02 torch 2.6.0")]
 
 
-def test_a_patch_of_python_and_what_is_not_known_are_no_difference() -> None:
-    assert (
-        named(3, {1: program(python="3.11.2"), 2: program(torch="", cuda="", nccl=""), 3: host(program=None)})
-        == []
-    )
+def test_python_patch_and_unknown_values_are_no_difference() -> None:
+    assert named(3, {1: program(python="3.11.2"), 2: program(torch="", cuda="", nccl=""), 3: host(program=None)}) == []

@@ -25,9 +25,7 @@ def running(ranks: int = 4, **limits: Any) -> Story:
     return story
 
 
-def train(
-    story: Story, first: int, last: int, counts: Counts, groups: tuple[str, ...] = (GROUP,)
-) -> list[d.Decision]:
+def train(story: Story, first: int, last: int, counts: Counts, groups: tuple[str, ...] = (GROUP,)) -> list[d.Decision]:
     """Let a beat a second tell of every second step; `counts` says what a rank has run after a step."""
     ranks, said = len(story.brain.facts.ranks), []
     for begin in range(first, last, EVERY_BEAT_STEPS):
@@ -38,9 +36,7 @@ def train(
                 observations.CollectiveCounts(step, 0, step, tuple(counts(rank, step) for _ in groups))
                 for step in steps
             )
-            beat = RankHeartbeat(
-                rank, steps[-1], "S", 0, 0.0, groups=groups, collective_counts=collective_counts
-            )
+            beat = RankHeartbeat(rank, steps[-1], "S", 0, 0.0, groups=groups, collective_counts=collective_counts)
             said += story.hear(e.FromNode(0.0, f"n{rank}", reports.Heartbeat(1, (beat,))))
     return said
 
@@ -50,9 +46,7 @@ def looked(story: Story, began: int = 0, odd: int = 2, mixed: tuple[str, ...] = 
     number = story.brain.facts.attempt.inspection  # type: ignore[union-attr]
     said = []
     for rank in range(len(story.brain.facts.ranks)):
-        collective_counts = (
-            (observations.CollectiveCounts(began, 0, began, (0,)),) if began and rank == odd else ()
-        )
+        collective_counts = (observations.CollectiveCounts(began, 0, began, (0,)),) if began and rank == odd else ()
         last = observations.Collective(
             "0", "default group", (0, 1, 2, 3), 90 + rank, "all_reduce", "float32[1000]", 0.1
         )
@@ -76,7 +70,7 @@ def skips(rank: int, step: int) -> int:
     return 3 * step - (1 if rank == 2 and step >= 41 else 0)
 
 
-def test_a_skipped_collective_is_a_desync_that_names_the_rank_and_the_step() -> None:
+def test_skipped_collective_names_rank_and_step() -> None:
     story = running()
     assert not train(story, 2, 40, skips)
     said = train(story, 42, 64, skips)
@@ -89,7 +83,8 @@ def test_a_skipped_collective_is_a_desync_that_names_the_rank_and_the_step() -> 
     assert not verdict.retry
 
 
-def test_where_something_else_is_counted_with_the_collectives_counts_say_nothing() -> None:
+def test_mixed_counts_give_no_verdict() -> None:
+    """Where something else is counted with the collectives, counts give no verdict."""
     story = running()
     train(story, 2, 40, skips)
     train(story, 42, 64, skips)
@@ -97,7 +92,8 @@ def test_where_something_else_is_counted_with_the_collectives_counts_say_nothing
     assert none_of(train(story, 66, 200, skips), d.Judge)
 
 
-def test_it_is_known_within_a_few_steps_even_if_no_node_answers_the_look() -> None:
+def test_desync_is_found_without_inspection_answers() -> None:
+    """A desync is found within a few steps even if no node answers the inspection."""
     story = running()
     train(story, 2, 40, skips)
     train(story, 42, 64, skips)
@@ -105,7 +101,7 @@ def test_it_is_known_within_a_few_steps_even_if_no_node_answers_the_look() -> No
     assert only(said, d.Judge).verdict.step == 41
 
 
-def test_an_added_collective_is_told_as_one_more() -> None:
+def test_added_collective_is_reported_as_one_more() -> None:
     story = running()
     said = train(story, 2, 64, lambda rank, step: 3 * step + (1 if rank == 1 and step >= 30 else 0))
     assert said
@@ -113,16 +109,17 @@ def test_an_added_collective_is_told_as_one_more() -> None:
     assert verdict.culprit.startswith("rank 1 on n1 entered 1 collective more than ranks 0,2-3")
 
 
-def test_ranks_that_agree_are_left_alone() -> None:
+def test_ranks_in_agreement_are_not_judged() -> None:
+    """Ranks that agree are not judged."""
     assert not train(running(), 2, 200, three_a_step)
 
 
-def test_a_group_whose_counts_never_agreed_is_not_judged() -> None:
+def test_group_whose_counts_never_agreed_is_not_judged() -> None:
     """The stages of a pipeline send and receive unequal numbers of times."""
     assert not train(running(), 2, 200, lambda rank, step: (3 + rank) * step)
 
 
-def test_a_difference_that_vanishes_is_none() -> None:
+def test_vanishing_difference_is_no_desync() -> None:
     """A thread that saves a checkpoint enters its collectives at other steps on each rank."""
     late = running()
     assert not train(late, 2, 200, lambda rank, step: step // 100 if rank else (step + 12) // 100)
@@ -133,13 +130,14 @@ def a_thread_lags(rank: int, step: int) -> int:
     return max(0, step - 6 * (rank % 2)) // 200
 
 
-def test_a_difference_that_passed_is_not_held_against_the_next() -> None:
+def test_past_difference_does_not_count_for_the_next() -> None:
     story = running()
     assert not train(story, 2, 700, a_thread_lags)
     assert not story.brain.facts.counts_differ_since
 
 
-def test_while_no_step_is_made_a_difference_cannot_pass_and_is_none() -> None:
+def test_difference_without_steps_is_no_desync() -> None:
+    """While no step is made a difference cannot pass and is no desync."""
     story = running()
     train(story, 2, 204, a_thread_lags)
     assert story.brain.facts.counts_differ_since
@@ -150,7 +148,8 @@ def test_while_no_step_is_made_a_difference_cannot_pass_and_is_none() -> None:
     assert not train(story, 206, 400, a_thread_lags)
 
 
-def test_a_rank_that_counts_anew_is_not_judged() -> None:
+def test_rank_with_restarted_counts_is_not_judged() -> None:
+    """A rank whose counts start again is not judged."""
     story = running()
     assert not train(story, 2, 20, lambda rank, step: 3 * step + 1000 * rank)
 
@@ -176,7 +175,7 @@ def test_only_members_of_a_group_are_compared() -> None:
             assert not story.hear(e.FromNode(0.0, f"n{rank}", reports.Heartbeat(1, (beat,))))
 
 
-def test_on_desync_notify_says_it_once_and_lets_the_job_go_on() -> None:
+def test_on_desync_notify_reports_once_and_job_continues() -> None:
     story = running(on_desync="notify")
     train(story, 2, 64, skips)
     verdict = only(looked(story, began=41), d.Notice).verdict
@@ -184,7 +183,8 @@ def test_on_desync_notify_says_it_once_and_lets_the_job_go_on() -> None:
     assert not train(story, 66, 120, skips)
 
 
-def test_a_hang_that_was_noticed_is_taken_back_though_a_desync_is_said_meanwhile() -> None:
+def test_noticed_hang_is_withdrawn_despite_desync_notice() -> None:
+    """A hang that was noticed is withdrawn although a desync is reported meanwhile."""
     story = running(on_desync="notify", on_hang="notify")
     train(story, 2, 64, skips)
     looked(story, began=41)
@@ -204,12 +204,10 @@ def test_a_hang_that_was_noticed_is_taken_back_though_a_desync_is_said_meanwhile
     story.brain.learn(d.Notice(story.now_s, "hang", 1, d.NoticeTopic.HANG, verdict=hang))
     said = train(story, 66, 120, skips)
     assert only(said, d.Notice).withdrawn and len(said) == 1
-    assert facts.attempt.active_notice(d.NoticeTopic.HANG) is None and facts.attempt.active_notice(
-        d.NoticeTopic.DESYNC
-    )
+    assert facts.attempt.active_notice(d.NoticeTopic.HANG) is None and facts.attempt.active_notice(d.NoticeTopic.DESYNC)
 
 
-def test_a_save_written_after_it_began_is_given_up() -> None:
+def test_checkpoint_written_after_desync_is_given_up() -> None:
     story = running()
     train(story, 2, 40, skips)
     story.hear(story.saved(38))
@@ -224,10 +222,9 @@ def test_a_save_written_after_it_began_is_given_up() -> None:
     assert only(story.stop_all(), d.EndJob).end is d.JobEnd.FAILED
 
 
-def test_a_new_supervisor_does_not_judge_what_it_has_not_seen_agree() -> None:
+def test_new_supervisor_judges_only_groups_seen_agreeing() -> None:
+    """A new supervisor does not judge groups whose counts it has not seen agree."""
     story = running()
     train(story, 2, 40, skips)
-    story.hear(
-        e.SupervisorStarted(0.0, 2), *(dataclasses.replace(story.up(node, running=1)) for node in range(4))
-    )
+    story.hear(e.SupervisorStarted(0.0, 2), *(dataclasses.replace(story.up(node, running=1)) for node in range(4)))
     assert not train(story, 42, 100, skips)

@@ -21,24 +21,23 @@ def _running(nodes: int = 2, **limits: object) -> Story:
     return story
 
 
-def test_a_culprit_is_judged_at_once_and_named_with_its_place() -> None:
+def test_culprit_is_judged_at_once_with_location() -> None:
     verdict = only(_running().hear(Story().exited(1, count=7)), d.Judge).verdict
     assert (verdict.kind, verdict.ranks, verdict.node, verdict.step) == (d.VerdictKind.CRASH, (1,), "n1", 7)
     assert "ValueError: loss is nan at train.py:42" in verdict.summary
 
 
-def test_a_victim_waits_a_moment_for_its_culprit() -> None:
+def test_victim_waits_briefly_for_culprit() -> None:
     story = _running()
     assert not story.hear(story.exited(0, failure=VICTIM))
     verdict = only(story.hear(story.exited(1)), d.Judge).verdict
     assert verdict.ranks == (1,) and "after it ended badly: rank 0 at train.py:50" in verdict.evidence
 
 
-def test_a_rank_that_a_mismatch_has_aborted_is_named_with_its_peer_and_both_places() -> None:
+def test_rank_aborted_by_mismatch_is_named_with_peer() -> None:
+    """A rank that a mismatch has aborted is named with its peer and both locations."""
     story = _running()
-    aborted = observations.Failure(
-        "", "op.preamble.length <= op.nbytes. 8 vs 4", "stacks", frame("train.py:7 reduce")
-    )
+    aborted = observations.Failure("", "op.preamble.length <= op.nbytes. 8 vs 4", "stacks", frame("train.py:7 reduce"))
     assert not story.hear(story.exited(0, None, failure=aborted, signal=6))
     assert none_of(story.wait(2.0), d.Judge)
     peer = story.exited(1, failure=dataclasses.replace(VICTIM, where=frame("train.py:9 gather")))
@@ -58,16 +57,16 @@ def test_a_rank_that_a_mismatch_has_aborted_is_named_with_its_peer_and_both_plac
         ("RuntimeError", "peer access is not supported between these two devices"),
     ],
 )  # fmt: skip
-def test_a_rank_whose_own_connection_or_wait_has_failed_is_the_culprit_also_when_its_victim_is_heard_first(
-    type: str, message: str
-) -> None:
+def test_rank_with_failed_connection_is_culprit_despite_order(type: str, message: str) -> None:
+    """A rank whose own connection or wait failed is the culprit, even if its victim is heard first."""
     story = _running()
     story.hear(story.exited(0, failure=VICTIM))
     own = observations.Failure(type, message, "Traceback", frame("data.py:7"))
     assert only(story.hear(story.exited(1, failure=own)), d.Judge).verdict.ranks == (1,)
 
 
-def test_where_all_look_like_victims_the_culprit_is_the_one_whose_exception_is_not_of_the_gang() -> None:
+def test_non_gang_exception_is_culprit_among_apparent_victims() -> None:
+    """Where all look like victims, the culprit is the rank whose exception is not of the gang."""
     gloo = dataclasses.replace(VICTIM, message="[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
     store = dataclasses.replace(gloo, message="DataLoader: [c10d] wait timeout after 300000ms, keys: rank_3")
     own = observations.Failure("ConnectionRefusedError", "[Errno 111] Connection refused", "Traceback", None)
@@ -77,13 +76,13 @@ def test_where_all_look_like_victims_the_culprit_is_the_one_whose_exception_is_n
     assert only(story.wait(20.0), d.Judge).verdict.ranks == (1,)
 
 
-def test_a_victim_without_a_culprit_is_judged_after_the_moment() -> None:
+def test_victim_without_culprit_is_judged_after_delay() -> None:
     story = _running()
     story.hear(story.exited(0, failure=VICTIM), story.beat(1, 0))
     assert only(story.wait(2.0), d.Judge).verdict.ranks == (0,)
 
 
-def test_victims_of_a_node_that_fell_silent_wait_for_it_and_name_it() -> None:
+def test_victims_of_silent_node_wait_and_name_it() -> None:
     story = _running()
     story.now_s = 5.0
     assert not story.hear(story.exited(0, failure=VICTIM))
@@ -106,7 +105,7 @@ def test_sigkill_beside_the_oom_killer_is_oom(oom: bool, kind: d.VerdictKind, sa
 
 
 @pytest.mark.parametrize(("where", "is_again"), [("train.py:3 step", True), ("", False)])
-def test_a_fault_at_the_same_line_before_any_step_is_the_same_failure(where: str, is_again: bool) -> None:
+def test_same_line_without_steps_is_same_failure(where: str, is_again: bool) -> None:
     story = Story(1)
     failure = observations.Failure("", "", "a stack", frame(where)) if where else None
     for attempt in (1, 2):
@@ -118,17 +117,14 @@ def test_a_fault_at_the_same_line_before_any_step_is_the_same_failure(where: str
     assert kind is (d.VerdictKind.NO_PROGRESS if is_again else d.VerdictKind.CRASH)
 
 
-def test_a_syntax_error_before_the_first_step_is_not_tried_again() -> None:
+def test_syntax_error_before_first_step_is_not_retried() -> None:
+    """A syntax error before the first step is not tried again."""
     story = _running()
-    story.hear(
-        story.exited(
-            0, failure=observations.Failure("SyntaxError", "invalid syntax", "", frame("train.py:3"))
-        )
-    )
+    story.hear(story.exited(0, failure=observations.Failure("SyntaxError", "invalid syntax", "", frame("train.py:3"))))
     assert only(story.stop_all(), d.EndJob).end is d.JobEnd.FAILED
 
 
-def test_an_exit_code_without_an_exception_comes_with_the_last_words_of_the_log() -> None:
+def test_exit_code_without_exception_has_last_log_lines() -> None:
     story = _running()
     said = observations.Failure("", "train.py: error: unrecognized arguments: --stepz 4", "", None)
     verdict = only(story.hear(story.exited(0, 2, failure=said)), d.Judge).verdict
@@ -136,17 +132,13 @@ def test_an_exit_code_without_an_exception_comes_with_the_last_words_of_the_log(
     assert verdict.evidence[-1] == f"its log ends with: {said.message}"
 
 
-def test_a_taken_port_before_the_first_step_is_a_rendezvous_failure() -> None:
+def test_taken_port_before_first_step_is_rendezvous_failure() -> None:
     story = _running()
-    failure = observations.Failure(
-        "DistNetworkError", "The server socket has failed to listen: EADDRINUSE", "", None
-    )
-    assert (
-        only(story.hear(story.exited(0, failure=failure)), d.Judge).verdict.kind is d.VerdictKind.RENDEZVOUS
-    )
+    failure = observations.Failure("DistNetworkError", "The server socket has failed to listen: EADDRINUSE", "", None)
+    assert only(story.hear(story.exited(0, failure=failure)), d.Judge).verdict.kind is d.VerdictKind.RENDEZVOUS
 
 
-def test_the_rank_that_could_not_use_its_address_is_named_whoever_gave_up_first() -> None:
+def test_rank_with_unusable_address_is_always_named() -> None:
     """As torch 2.13 says it when the host of one of three ranks does not resolve."""
     waited = "wait timeout after 8000ms, keys: /default_pg/0//cpu//0/0"
     few = "Timed out after 9 seconds waiting for clients. 2/3 clients joined."
@@ -165,24 +157,26 @@ def test_the_rank_that_could_not_use_its_address_is_named_whoever_gave_up_first(
     assert any("the store at n7.lan, port 29500" in line for line in verdict.evidence)
 
 
-def test_ranks_that_fence_themselves_are_not_a_success() -> None:
+def test_self_fenced_ranks_are_no_success() -> None:
+    """Ranks that fence themselves are not a success."""
     story = _running(1)
     story.hear(story.exited(0, None, None, signal=9, ordered=True))
     judge = only(story.hear(story.stopped(0, how="fenced")), d.Judge)
     assert judge.verdict.kind is d.VerdictKind.NODE_LOST
 
 
-def test_a_rank_that_leaves_with_code_0_while_being_stopped_has_not_done_its_work() -> None:
+def test_rank_exiting_0_while_stopped_is_not_done() -> None:
+    """A rank that exits with code 0 while it is stopped has not finished its work."""
     story = _running(1)
     assert none_of(story.hear(story.exited(0, 0, None, ordered=True)), d.Finish)
 
 
-def test_ranks_stopped_without_an_order_are_judged() -> None:
+def test_ranks_stopped_without_order_are_judged() -> None:
     story = _running()
     assert only(story.hear(story.stopped(0)), d.Judge).verdict.kind is d.VerdictKind.NODE_LOST
 
 
-def test_a_silent_node_is_no_matter_while_the_gang_makes_steps() -> None:
+def test_silent_node_is_tolerated_while_gang_steps() -> None:
     story = _running()
     story.hear(e.AgentDisconnected(0.0, "n1"))
     for count in range(1, 20):
@@ -190,26 +184,25 @@ def test_a_silent_node_is_no_matter_while_the_gang_makes_steps() -> None:
         assert none_of(story.hear(story.beat(0, count)), d.Judge)
 
 
-def test_log_lines_do_not_speak_for_a_silent_node() -> None:
+def test_log_lines_do_not_prove_silent_node_alive() -> None:
     story = _running()
     story.hear(e.AgentDisconnected(0.0, "n1"))
     decided: list[d.Decision] = []
     for count in range(1, 6):
         story.now_s += 5.0
-        decided += story.hear(
-            e.FromNode(0.0, "n0", reports.Heartbeat(1, (RankHeartbeat(0, 0, "S", count * 10, 0.0),)))
-        )
+        decided += story.hear(e.FromNode(0.0, "n0", reports.Heartbeat(1, (RankHeartbeat(0, 0, "S", count * 10, 0.0),))))
     assert only(decided, d.Judge).verdict.node == "n1"
 
 
-def test_a_node_whose_ranks_are_done_may_fall_silent() -> None:
+def test_node_with_finished_ranks_may_be_silent() -> None:
     story = _running()
     story.hear(story.exited(1, 0, None), e.AgentDisconnected(0.0, "n1"), story.beat(0, 3))
     story.now_s += 25.0
     assert none_of(story.hear(story.beat(0, 3)), d.Judge)
 
 
-def test_a_new_supervisor_counts_no_silence_from_before() -> None:
+def test_new_supervisor_ignores_earlier_silence() -> None:
+    """A new supervisor counts no silence from before its start."""
     story = _running()
     story.now_s += 500.0
     story.hear(e.SupervisorStarted(0.0, 7))
@@ -217,12 +210,12 @@ def test_a_new_supervisor_counts_no_silence_from_before() -> None:
     assert only(story.wait(2.0), d.Judge).verdict.kind is d.VerdictKind.NODE_LOST
 
 
-def test_a_new_agent_says_that_the_ranks_of_the_old_one_are_dead() -> None:
+def test_new_agent_means_old_ranks_are_dead() -> None:
     story = _running()
     assert only(story.hear(story.up(1, boot="b")), d.Judge).verdict.node == "n1"
 
 
-def test_a_host_that_was_up_before_may_take_its_time_to_reboot() -> None:
+def test_known_host_gets_time_to_reboot() -> None:
     story = _running()
     story.hear(e.AgentDied(0.0, "n1", "killed"), story.stopped(0))
     for _ in range(6):
@@ -231,7 +224,7 @@ def test_a_host_that_was_up_before_may_take_its_time_to_reboot() -> None:
     assert story.brain.facts.end is None and len([x for x in story.said if isinstance(x, d.Launch)]) >= 4
 
 
-def test_an_agent_that_never_started_ends_the_job() -> None:
+def test_agent_that_never_started_ends_the_job() -> None:
     story = Story(1)
     for _ in range(3):
         story.hear(e.LaunchFailed(0.0, "n0", "start", "no python3 there", observations.Retryable.TRANSIENT))
@@ -239,7 +232,8 @@ def test_an_agent_that_never_started_ends_the_job() -> None:
     assert only(story.said, d.EndJob).end is d.JobEnd.FAILED
 
 
-def test_the_rank_that_ended_early_stands_before_the_one_that_lost_it() -> None:
+def test_rank_that_ended_early_precedes_its_victim() -> None:
+    """The rank that ended early is listed before the one that lost it."""
     story = _running()
     story.hear(story.exited(1, code=0))
     story.hear(story.exited(0, failure=VICTIM))
@@ -250,7 +244,8 @@ def test_the_rank_that_ended_early_stands_before_the_one_that_lost_it() -> None:
     assert (verdict.ranks, verdict.node) == ((1,), "n1")
 
 
-def test_the_last_of_a_gang_whose_others_are_done_is_named_itself() -> None:
+def test_last_rank_of_finished_gang_is_named() -> None:
+    """The last rank of a gang whose others are finished is named itself."""
     story = Story(4)
     story.run()
     story.hear(*(story.exited(rank, code=0) for rank in (0, 1, 2)))
@@ -260,7 +255,8 @@ def test_the_last_of_a_gang_whose_others_are_done_is_named_itself() -> None:
     assert verdict.summary.startswith("ranks 0-2 ended with code 0 before the others were done: rank 3 on n3")
 
 
-def test_a_start_that_takes_too_long_is_told_of_the_node_that_is_not_ready() -> None:
+def test_slow_start_names_node_that_is_not_ready() -> None:
+    """A start that takes too long is reported with the node that is not ready."""
     story = Story(3)
     story.hear(story.up(0), story.up(1), story.up(2), story.prepared(0), story.prepared(2))
     verdict = only(story.wait(61.0), d.Judge).verdict

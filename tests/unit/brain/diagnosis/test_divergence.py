@@ -14,9 +14,7 @@ from orchestrator.core.wire.reports import Heartbeat, RankHeartbeat
 from tests.support.brain_story import Story, at, none_of, only, save
 
 
-def report(
-    story: Story, step: int, loss: float, *, nonfinite: int | None = None, attempt: int = 1
-) -> list[d.Decision]:
+def report(story: Story, step: int, loss: float, *, nonfinite: int | None = None, attempt: int = 1) -> list[d.Decision]:
     """Let rank 0 report a loss with the steps of this attempt."""
     story.now_s += 5.0
     count = nonfinite if nonfinite is not None else 0 if math.isfinite(loss) else 2
@@ -44,7 +42,7 @@ def diverged(on_nan: str = "rollback") -> Story:
     return story
 
 
-def test_rollback_restarts_from_the_checkpoint_before_the_last_finite_loss() -> None:
+def test_rollback_restarts_before_last_finite_loss() -> None:
     story = diverged()
     verdict = only(story.said, d.Judge).verdict
     assert (verdict.kind, verdict.ranks, verdict.step, verdict.retry) == (
@@ -61,7 +59,7 @@ def test_rollback_restarts_from_the_checkpoint_before_the_last_finite_loss() -> 
 
 
 @pytest.mark.parametrize("on_nan", ["notify", "fail"])
-def test_on_nan_decides_what_follows(on_nan: str) -> None:
+def test_on_nan_decides_next_action(on_nan: str) -> None:
     story = diverged(on_nan)
     assert any(isinstance(one, d.Notice) and one.topic is d.NoticeTopic.LOSS for one in story.said)
     if on_nan == "notify":
@@ -80,7 +78,7 @@ def test_single_nonfinite_loss_is_no_divergence() -> None:
     assert none_of(story.said, d.Judge)
 
 
-def test_second_divergence_before_the_first_was_passed_fails_the_job() -> None:
+def test_second_divergence_before_passing_first_fails_job() -> None:
     story = diverged()
     story.stop_all()
     story.run(2)
@@ -93,7 +91,7 @@ def test_second_divergence_before_the_first_was_passed_fails_the_job() -> None:
     assert only(story.stop_all(2), d.EndJob).end is d.JobEnd.FAILED
 
 
-def test_divergence_after_the_first_was_passed_rolls_back_again() -> None:
+def test_divergence_after_passing_first_rolls_back() -> None:
     story = diverged()
     story.stop_all()
     story.run(2)
@@ -105,7 +103,7 @@ def test_divergence_after_the_first_was_passed_rolls_back_again() -> None:
     assert verdict.retry
 
 
-def test_attempt_without_a_finite_loss_distrusts_its_own_checkpoint() -> None:
+def test_attempt_without_finite_loss_distrusts_own_checkpoint() -> None:
     story = diverged()
     story.stop_all()
     story.run(2)

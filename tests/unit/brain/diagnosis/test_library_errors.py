@@ -16,9 +16,7 @@ GLOO = (
     "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation "
     "to complete"
 )
-STORE = (
-    "torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients. 3/4 clients joined."
-)
+STORE = "torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients. 3/4 clients joined."
 KEYS = "torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cpu//0/rank_3"
 MONITORED = "Rank 0: Ranks 2, 3 failed to pass monitoredBarrier in 30000 ms"
 # torch 2.11 with NCCL 2.28
@@ -57,11 +55,11 @@ Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60"""
         (DUPLICATE, "set the device by LOCAL_RANK"),
     ],
 )
-def test_a_message_of_a_library_is_told_in_plain_words(text: str, words: str) -> None:
+def test_library_message_is_explained_in_plain_words(text: str, words: str) -> None:
     assert words in explain(f"some lines\n{text}\nmore")
 
 
-def test_a_text_of_the_script_is_not_explained() -> None:
+def test_script_text_is_not_explained() -> None:
     assert explain("ValueError: loss is nan") == ""
 
 

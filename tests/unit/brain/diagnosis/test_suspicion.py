@@ -33,9 +33,7 @@ def _beat(rank: int, count: int = 0, **more: Any) -> e.FromNode:
 
 
 def _step(story: Story, count: int, median_step_s: float | None = 0.1) -> None:
-    story.hear(
-        *(_beat(rank, count, median_step_s=median_step_s) for rank in range(len(story.brain.facts.nodes)))
-    )
+    story.hear(*(_beat(rank, count, median_step_s=median_step_s) for rank in range(len(story.brain.facts.nodes))))
 
 
 def _looks(decisions: list[d.Decision]) -> list[d.To]:
@@ -51,18 +49,16 @@ def _first_look_s(story: Story, until_s: float = 1000.0) -> float | None:
     return None
 
 
-@pytest.mark.parametrize(
-    ("median_step_s", "wanted_s"), [(0.01, 5.0), (1.0, 5.0), (4.0, 12.0), (1000.0, 600.0)]
-)
-def test_three_usual_steps_of_silence_are_suspicious_within_floor_and_ceiling(
-    median_step_s: float, wanted_s: float
-) -> None:
+@pytest.mark.parametrize(("median_step_s", "wanted_s"), [(0.01, 5.0), (1.0, 5.0), (4.0, 12.0), (1000.0, 600.0)])
+def test_three_usual_steps_of_silence_are_suspicious(median_step_s: float, wanted_s: float) -> None:
+    """Three usual steps of silence are suspicious, within floor and ceiling."""
     story = _auto()
     _step(story, 9, median_step_s)
     assert _first_look_s(story) == pytest.approx(wanted_s, abs=0.5)
 
 
-def test_a_hang_timeout_below_the_suspicious_silence_is_the_silence() -> None:
+def test_short_hang_timeout_is_suspicious_silence() -> None:
+    """A hang timeout below the suspicious silence replaces it."""
     story = _auto(hang_timeout_s=9.0)
     _step(story, 9, median_step_s=60.0)
     assert _first_look_s(story) == pytest.approx(9.0, abs=0.5)
@@ -71,17 +67,18 @@ def test_a_hang_timeout_below_the_suspicious_silence_is_the_silence() -> None:
     assert _first_look_s(story) == pytest.approx(5.0, abs=0.5), "it ends later, and is named as soon"
 
 
-def test_the_slowest_rank_tells_what_is_usual() -> None:
+def test_slowest_rank_sets_usual_step_time() -> None:
     story = _auto()
     story.hear(_beat(0, 9, median_step_s=0.1), _beat(1, 9, median_step_s=10.0))
     assert _first_look_s(story) == pytest.approx(30.0, abs=0.5)
 
 
-def test_before_step_times_are_known_half_a_minute_of_silence_is_suspicious() -> None:
+def test_half_minute_is_suspicious_without_step_times() -> None:
+    """Before step times are known half a minute of silence is suspicious."""
     assert _first_look_s(_auto()) == pytest.approx(30.0, abs=0.5)
 
 
-def test_processor_time_counts_before_the_first_step_and_not_after_it() -> None:
+def test_cpu_time_counts_only_before_first_step() -> None:
     story = _auto()
     for second in range(35):
         story.now_s += 1.0
@@ -97,7 +94,8 @@ def test_processor_time_counts_before_the_first_step_and_not_after_it() -> None:
     assert looked
 
 
-def test_when_some_have_ended_well_the_others_have_five_seconds() -> None:
+def test_remaining_ranks_have_five_seconds_after_exits() -> None:
+    """When some ranks have ended well, the others have five seconds."""
     story = _auto()
     _step(story, 9, median_step_s=30.0)
     story.hear(story.exited(1, 0, None, count=9))
@@ -106,9 +104,7 @@ def test_when_some_have_ended_well_the_others_have_five_seconds() -> None:
 
 @pytest.mark.parametrize("sign", ["log_bytes", "io_bytes"])
 @pytest.mark.parametrize(("median_step_s", "look_s"), [(0.1, 0.2 * 5.0 + 5.0), (None, 0.2 * 30.0 + 30.0)])
-def test_a_sign_of_one_rank_puts_a_look_off_but_not_for_ever(
-    sign: str, median_step_s: float | None, look_s: float
-) -> None:
+def test_sign_of_one_rank_delays_inspection_within_limit(sign: str, median_step_s: float | None, look_s: float) -> None:
     story = _auto()
     _step(story, 9, median_step_s)
     began_s, first_s = story.now_s, 0.0
@@ -123,21 +119,21 @@ def test_a_sign_of_one_rank_puts_a_look_off_but_not_for_ever(
     assert first_s == pytest.approx(look_s, abs=1.0)
 
 
-def test_a_little_input_and_output_is_no_sign() -> None:
+def test_little_io_is_no_sign_of_life() -> None:
+    """A little input and output is not a sign of life."""
     story = _auto()
     _step(story, 9)
     looked: list[d.To] = []
     for second in range(1, 8):
         story.now_s += 1.0
         looked += _looks(
-            story.hear(
-                _beat(0, 9, median_step_s=0.1, io_bytes=second * 10_000), _beat(1, 9, median_step_s=0.1)
-            )
+            story.hear(_beat(0, 9, median_step_s=0.1, io_bytes=second * 10_000), _beat(1, 9, median_step_s=0.1))
         )
     assert looked
 
 
-def test_after_the_first_look_the_next_ones_follow_with_growing_pauses() -> None:
+def test_inspections_follow_with_growing_pauses() -> None:
+    """After the first inspection the next ones follow with growing pauses."""
     story = _auto()
     _step(story, 9)
     times: list[float] = []
@@ -151,7 +147,8 @@ def test_after_the_first_look_the_next_ones_follow_with_growing_pauses() -> None
     assert pauses[5:] == pytest.approx([30.0] * len(pauses[5:]), abs=0.6)
 
 
-def test_whoever_has_just_come_to_stand_is_looked_at_again_soon() -> None:
+def test_newly_stuck_rank_is_inspected_again_soon() -> None:
+    """A rank that has just become stuck is inspected again soon."""
     story = _auto()
     _step(story, 9)
     times: list[float] = []
@@ -160,12 +157,11 @@ def test_whoever_has_just_come_to_stand_is_looked_at_again_soon() -> None:
             times.append(story.now_s)
             activity, still_s = (observations.Activity.PROGRESSING, 0.0) if len(times) < 6 else (WAITS, 0.0)
             story.hear(*story.looked(look(0, activity, still_s=still_s), look(1, WAITS, still_s=50.0)))
-    assert times[5] - times[4] == pytest.approx(30.0, abs=0.6) and times[6] - times[5] == pytest.approx(
-        2.0, abs=0.6
-    )
+    assert times[5] - times[4] == pytest.approx(30.0, abs=0.6) and times[6] - times[5] == pytest.approx(2.0, abs=0.6)
 
 
-def test_a_step_voids_what_was_found_before() -> None:
+def test_step_voids_previous_findings() -> None:
+    """A step voids what was found before."""
     story = _auto()
     _step(story, 9)
     story.wait(8.0)
@@ -178,7 +174,8 @@ def test_a_step_voids_what_was_found_before() -> None:
     assert "look 2" not in _looks(story.said)[0].why
 
 
-def test_no_look_is_ordered_while_the_last_one_is_still_to_be_answered() -> None:
+def test_no_inspection_while_previous_one_is_pending() -> None:
+    """No inspection is ordered while the last one is still to be answered."""
     story = _auto()
     _step(story, 9)
     story.wait(5.0 + inspections.ANSWER_S_MAX - 0.5)
@@ -187,23 +184,21 @@ def test_no_look_is_ordered_while_the_last_one_is_still_to_be_answered() -> None
     assert {one.inspection for _, one in given(story.said, orders.Inspect)} == {1, 2}
 
 
-def test_a_silent_node_is_not_looked_at() -> None:
+def test_silent_node_is_not_inspected() -> None:
     story = _auto()
     _step(story, 9)
     story.hear(e.AgentDisconnected(0.0, "n1"))
     assert _first_look_s(story, 60.0) is None
 
 
-def test_off_means_that_no_silence_is_suspicious() -> None:
+def test_off_means_no_silence_is_suspicious() -> None:
     story = _auto(hang_timeout_s=None)
     _step(story, 9)
-    assert (
-        _first_look_s(story, 60.0) is None
-        and suspects.current_suspicion(story.brain.facts, story.now_s) is None
-    )
+    assert _first_look_s(story, 60.0) is None and suspects.current_suspicion(story.brain.facts, story.now_s) is None
 
 
-def test_a_look_that_the_user_asks_for_goes_to_all_nodes_once_and_changes_nothing() -> None:
+def test_user_requested_inspection_reaches_all_nodes_without_effect() -> None:
+    """An inspection that the user requests goes to all nodes once and changes nothing."""
     story = _auto()
     _step(story, 9)
     asked = story.hear(e.InspectRequested(0.0, 1))
@@ -213,7 +208,8 @@ def test_a_look_that_the_user_asks_for_goes_to_all_nodes_once_and_changes_nothin
     assert not story.hear(_beat(0, 10), _beat(1, 10))
 
 
-def test_a_supervisor_that_comes_back_holds_nothing_against_what_nobody_watched() -> None:
+def test_new_supervisor_ignores_unwatched_silence() -> None:
+    """A supervisor that comes back ignores what happened unwatched."""
     story = _auto()
     _step(story, 9)
     story.wait(8.0)
@@ -230,7 +226,7 @@ def _said(story: Story, after_s: float = 0.0) -> tuple[str, NextAction, float | 
     return seen.what, seen.follows, seen.in_s
 
 
-def test_what_is_suspected_is_said_in_one_line() -> None:
+def test_suspicion_is_described_in_one_line() -> None:
     story = _auto()
     _step(story, 9, median_step_s=0.3)
     assert suspects.current_suspicion(story.brain.facts, story.now_s) is None
@@ -251,13 +247,12 @@ def test_what_is_suspected_is_said_in_one_line() -> None:
     assert ": rank 1 on n1: its stack moves, train.py:7 load; rank 0 " in said and follows is NextAction.MOVES
 
 
-def test_what_two_looks_found_unmoved_is_told_once_for_each_place_and_nothing_is_done_about_it() -> None:
+def test_unmoved_location_is_reported_once() -> None:
+    """A location that two inspections found unmoved is reported once, without any action."""
     story = _auto(hang_timeout_s=5000.0)
     told = []
     # A place that was named is named again only when the silence is longer than any before it.
-    for count, (where, looks_taken) in enumerate(
-        (("a.py:1 f", 4), ("a.py:1 f", 2), ("b.py:2 g", 2), ("a.py:1 f", 6))
-    ):
+    for count, (where, looks_taken) in enumerate((("a.py:1 f", 4), ("a.py:1 f", 2), ("b.py:2 g", 2), ("a.py:1 f", 6))):
         _step(story, 9 + count)
         story.said.clear()
         for looked in range(looks_taken):
@@ -272,7 +267,7 @@ def test_what_two_looks_found_unmoved_is_told_once_for_each_place_and_nothing_is
     assert [len(one) for one in told] == [1, 0, 1, 1]
 
 
-def test_what_follows_is_said_with_the_time_at_which_it_comes() -> None:
+def test_next_action_is_shown_with_its_time() -> None:
     story = _auto()
     _step(story, 9)
     asleep = look(1, observations.Activity.SLEEPING, where="train.py:7 load", why="in sleep()")
@@ -287,7 +282,8 @@ def test_what_follows_is_said_with_the_time_at_which_it_comes() -> None:
     assert due_s <= story.now_s <= due_s + inspections.PAUSES_S[-1]
 
 
-def test_a_silent_node_is_named_with_the_time_at_which_it_is_lost_and_who_takes_over() -> None:
+def test_silent_node_is_named_with_deadline_and_replacement() -> None:
+    """A silent node is named with the time at which it is lost and the node that takes over."""
     story = Story(hosts=3, spares=1)
     story.hear(*(story.up(node) for node in range(3)))
     story.run_on(0, 1)
@@ -303,7 +299,7 @@ def test_a_silent_node_is_named_with_the_time_at_which_it_is_lost_and_who_takes_
     assert only(story.wait(1.0), d.Judge).verdict.node == "n1"
 
 
-def test_before_the_first_step_the_line_says_so() -> None:
+def test_suspicion_before_first_step_says_so() -> None:
     story = _auto()
     story.wait(31.0)
     assert _said(story)[0] == "no step yet for 31 s: inspecting"

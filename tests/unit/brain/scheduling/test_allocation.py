@@ -29,9 +29,7 @@ def _running(*, requeues: bool = True, restarts_max: int = 3) -> Story:
     return job
 
 
-def _ending(
-    cause: AllocationEndCause, ends_at: float | None = None, where: str = "7.0"
-) -> e.AllocationEnding:
+def _ending(cause: AllocationEndCause, ends_at: float | None = None, where: str = "7.0") -> e.AllocationEnding:
     return e.AllocationEnding(0.0, where, cause, "says Slurm", ends_at)
 
 
@@ -44,9 +42,10 @@ def _stop(job: Story, attempt: int = 1) -> list[d.Decision]:
 
 
 @pytest.mark.parametrize("cause", [AllocationEndCause.PREEMPTED, AllocationEndCause.REQUEUED])
-def test_a_preempted_gang_saves_itself_and_goes_back_to_the_queue_at_no_cost(
+def test_preempted_gang_saves_and_requeues_at_no_cost(
     cause: AllocationEndCause,
 ) -> None:
+    """A preempted gang saves a checkpoint and returns to the queue at no cost."""
     job = _running(restarts_max=0)
     decided = job.hear(_ending(cause))
     assert only(decided, d.Judge).verdict.kind is d.VerdictKind.PREEMPTED
@@ -61,7 +60,8 @@ def test_a_preempted_gang_saves_itself_and_goes_back_to_the_queue_at_no_cost(
     assert job.brain.facts.restarts_spent == 0
 
 
-def test_after_a_requeue_the_brain_rests_until_there_is_another_allocation() -> None:
+def test_requeued_job_idles_until_next_allocation() -> None:
+    """After a requeue the brain waits until there is another allocation."""
     job = _running()
     job.hear(_ending(AllocationEndCause.PREEMPTED))
     assert names(_stop(job), orders.Dismiss) == ["n0", "n1"]
@@ -72,7 +72,8 @@ def test_after_a_requeue_the_brain_rests_until_there_is_another_allocation() -> 
     assert status.state(job.brain.facts) == "RESTARTING"
 
 
-def test_the_time_limit_leads_back_to_the_queue_only_where_the_user_wants_it() -> None:
+def test_time_limit_requeues_only_if_user_wants() -> None:
+    """The time limit leads back to the queue only where the user wants it."""
     for requeues in (True, False):
         job = _running(requeues=requeues)
         verdict = only(job.hear(_ending(AllocationEndCause.TIME_LIMIT, 60.0)), d.Judge).verdict
@@ -82,7 +83,8 @@ def test_the_time_limit_leads_back_to_the_queue_only_where_the_user_wants_it() -
         assert requeues or only(decided, d.EndJob).end is d.JobEnd.FAILED
 
 
-def test_the_grace_ends_before_the_nodes_are_taken_away() -> None:
+def test_grace_ends_before_nodes_are_taken() -> None:
+    """The grace period ends before the nodes are taken away."""
     job = _running()
     _, stop = given(job.hear(_ending(AllocationEndCause.TIME_LIMIT, 12.0)), orders.Stop)[0]
     assert stop.grace_s == 12.0 - allocation.REQUEUE_S
@@ -90,30 +92,31 @@ def test_the_grace_ends_before_the_nodes_are_taken_away() -> None:
     only(job.wait(0.2), d.Requeue)
 
 
-def test_a_job_that_was_requeued_by_others_has_its_grace_to_the_very_end() -> None:
+def test_externally_requeued_job_uses_full_grace() -> None:
+    """A job that was requeued by others has its grace period to the very end."""
     job = _running()
     _, stop = given(job.hear(_ending(AllocationEndCause.REQUEUED, 12.0)), orders.Stop)[0]
     assert stop.grace_s == 12.0
 
 
-def test_a_rank_that_term_ended_is_not_judged_before_the_queue_could_say_why() -> None:
+def test_rank_ended_by_term_waits_for_queue_cause() -> None:
+    """A rank that TERM ended is not judged before the queue could give the cause."""
     job = _running()
     assert job.hear(job.exited(1, None, None, signal=SIGTERM)) == []
-    assert (
-        only(job.hear(_ending(AllocationEndCause.PREEMPTED)), d.Judge).verdict.kind is d.VerdictKind.PREEMPTED
-    )
+    assert only(job.hear(_ending(AllocationEndCause.PREEMPTED)), d.Judge).verdict.kind is d.VerdictKind.PREEMPTED
     job = _running()
     job.hear(job.exited(1, None, None, signal=SIGTERM))
     assert only(job.wait(allocation.TERM_S), d.Judge).verdict.kind is d.VerdictKind.CRASH
 
 
-def test_a_crash_is_judged_at_once_in_a_queue_too() -> None:
+def test_crash_in_queue_is_judged_at_once() -> None:
+    """A crash is judged at once on Slurm too."""
     job = _running()
     verdict = only(job.hear(job.exited(1, failure=OWN)), d.Judge).verdict
     assert (verdict.kind, verdict.ranks) == (d.VerdictKind.CRASH, (1,))
 
 
-def test_too_few_usable_nodes_are_a_requeue_that_names_them_and_costs_budget() -> None:
+def test_too_few_usable_nodes_requeue_and_cost_budget() -> None:
     job = Story(hosts=2, queue=QueueTerms(True, 30.0), restarts_max=1)
     job.hear(job.up(0), job.refused(1, observations.Retryable.PERMANENT, "no python"))
     assert only(job.said, d.Requeue).avoid == {"n1": "stage: no python"}
@@ -125,9 +128,8 @@ def test_too_few_usable_nodes_are_a_requeue_that_names_them_and_costs_budget() -
 
 
 @pytest.mark.parametrize(("restarts_max", "is_requeued"), [(0, False), (1, True)])
-def test_a_lost_node_without_a_spare_costs_one_restart_together_with_the_way_to_other_nodes(
-    restarts_max: int, is_requeued: bool
-) -> None:
+def test_lost_node_without_spare_costs_one_restart(restarts_max: int, is_requeued: bool) -> None:
+    """A lost node without a spare costs one restart, the requeue to other nodes included."""
     job = _running(restarts_max=restarts_max)
     job.hear(e.AgentDisconnected(0.0, "n1"), e.AgentDied(0.0, "n1", "srun: node failure"))
     assert only(job.wait(allocation.TERM_S + 1.0), d.Judge).verdict.node == "n1"
@@ -138,7 +140,8 @@ def test_a_lost_node_without_a_spare_costs_one_restart_together_with_the_way_to_
     assert none_of(job.said, d.EndJob) == is_requeued
 
 
-def test_an_agent_that_was_lost_before_it_had_ranks_is_launched_again_and_the_allocation_kept() -> None:
+def test_agent_lost_before_ranks_is_relaunched_in_allocation() -> None:
+    """An agent that was lost before it had ranks is launched again, and the allocation is kept."""
     job = Story(hosts=2, queue=QueueTerms(True, 30.0))
     job.hear(job.up(0), job.up(1))
     job.hear(e.AgentDisconnected(0.0, "n1"), e.AgentDied(0.0, "n1", "killed"))
@@ -146,7 +149,8 @@ def test_an_agent_that_was_lost_before_it_had_ranks_is_launched_again_and_the_al
     assert none_of(job.said, d.Requeue) and names(job.said, d.Launch)[-1] == "n1"
 
 
-def test_a_supervisor_lost_with_the_first_node_is_a_lost_node_and_the_old_ones_must_be_clear() -> None:
+def test_supervisor_lost_with_node_awaits_old_ranks() -> None:
+    """A supervisor lost with the first node is a lost node, and the old ranks must have ended."""
     job = _running()
     job.now_s = 100.0
     decided = job.lent("7.1", 1, 2)
@@ -157,7 +161,8 @@ def test_a_supervisor_lost_with_the_first_node_is_a_lost_node_and_the_old_ones_m
     only(job.wait(2.0), d.BeginAttempt)
 
 
-def test_an_old_agent_that_comes_back_is_stopped_without_the_grace_of_a_whole_gang() -> None:
+def test_returning_old_agent_is_stopped_without_grace() -> None:
+    """An old agent that comes back is stopped without the grace period of a complete gang."""
     job = _running()
     job.brain.learn(_ending(AllocationEndCause.PREEMPTED))
     job.now_s = 10.0
@@ -169,14 +174,14 @@ def test_an_old_agent_that_comes_back_is_stopped_without_the_grace_of_a_whole_ga
     assert job.said[-1].attempt == 2
 
 
-def test_who_cancels_in_the_queue_cancels_the_job() -> None:
+def test_cancel_in_queue_cancels_the_job() -> None:
     job = _running()
     assert "cancelled, not by orch" in only(job.hear(_ending(AllocationEndCause.CANCELLED)), d.Finish).why
     end = only(_stop(job), d.EndJob)
     assert (end.end, end.why) == (d.JobEnd.CANCELLED, "cancelled, not by orch: says Slurm")
 
 
-def test_a_cancel_while_the_allocation_ends_is_a_cancel() -> None:
+def test_cancel_while_allocation_ends_is_a_cancel() -> None:
     job = _running()
     job.hear(_ending(AllocationEndCause.PREEMPTED))
     job.hear(e.CancelRequested(0.0, 1))
@@ -192,9 +197,7 @@ def test_a_cancel_while_the_allocation_ends_is_a_cancel() -> None:
         (AllocationEndCause.CANCELLED, d.JobEnd.CANCELLED, None),
     ],
 )
-def test_the_queues_last_word_ends_the_job(
-    cause: AllocationEndCause, end: d.JobEnd, kind: d.VerdictKind | None
-) -> None:
+def test_final_queue_state_ends_the_job(cause: AllocationEndCause, end: d.JobEnd, kind: d.VerdictKind | None) -> None:
     job = _running()
     job.brain.learn(e.SupervisorStarted(job.now_s, 2))
     decided = job.hear(_over(cause))
@@ -202,30 +205,30 @@ def test_the_queues_last_word_ends_the_job(
     assert kind is None or only(decided, d.Judge).verdict.kind is kind
 
 
-def test_the_queues_last_word_is_stale_while_agents_are_connected() -> None:
+def test_final_queue_state_is_stale_with_connected_agents() -> None:
     assert _running().hear(_over(AllocationEndCause.FAILED)) == []
 
 
-def test_what_the_queue_says_of_an_allocation_that_was_replaced_does_not_end_the_job() -> None:
+def test_queue_state_of_replaced_allocation_is_ignored() -> None:
+    """The queue state of an allocation that was replaced does not end the job."""
     job = _running()
     job.lent("7.1", 0, 1)
-    assert none_of(job.hear(_over(AllocationEndCause.FAILED)), d.EndJob), (
-        "7.0 is over, and 7.1 has just begun"
-    )
+    assert none_of(job.hear(_over(AllocationEndCause.FAILED)), d.EndJob), "7.0 is over, and 7.1 has just begun"
     job.lent("9.0", 0, 1)
     assert none_of(job.hear(_over(AllocationEndCause.CANCELLED, 2)), d.EndJob)
     assert job.brain.facts.last_request == 2 and job.brain.facts.goal is JobGoal.RUN
 
 
 @pytest.mark.parametrize("named", ["7.1", "7.2", "7"])
-def test_the_queues_word_on_the_present_allocation_a_later_one_or_the_whole_job_counts(named: str) -> None:
+def test_queue_state_of_current_or_later_allocation_counts(named: str) -> None:
+    """The queue's state of the current allocation, a later one or the whole job counts."""
     job = _running()
     job.lent("7.1", 0, 1)
     over = e.AllocationEnded(0.0, 1, named, AllocationEndCause.FAILED, "says squeue")
     assert only(job.hear(over), d.EndJob).end is d.JobEnd.FAILED
 
 
-def test_a_job_that_never_began_ends_by_the_queues_word() -> None:
+def test_job_that_never_began_ends_by_queue_state() -> None:
     for cause, end in (
         (AllocationEndCause.CANCELLED, d.JobEnd.CANCELLED),
         (AllocationEndCause.FAILED, d.JobEnd.FAILED),
@@ -235,18 +238,19 @@ def test_a_job_that_never_began_ends_by_the_queues_word() -> None:
         assert only(job.hear(_over(cause)), d.EndJob).end is end
 
 
-def test_what_is_said_of_an_older_allocation_is_no_matter() -> None:
+def test_state_of_older_allocation_is_ignored() -> None:
     assert _running().hear(_ending(AllocationEndCause.PREEMPTED, where="6.0")) == []
 
 
-def test_nobody_waits_for_agents_of_an_ended_job_in_a_queue() -> None:
+def test_agents_of_ended_queue_job_are_not_awaited() -> None:
     job = _running()
     job.hear(_ending(AllocationEndCause.CANCELLED))
     _stop(job)
     assert executor.undismissed_hosts(job.brain.facts, job.now_s + 1.0) == ()
 
 
-def test_the_post_mortem_tells_how_much_of_a_restart_was_spent_in_the_queue() -> None:
+def test_post_mortem_shows_queue_time_of_restart() -> None:
+    """The post-mortem shows how much of a restart was spent in the queue."""
     job = _running()
     job.now_s = 10.0
     told: list[e.Event | d.Decision] = [
@@ -262,16 +266,15 @@ def test_the_post_mortem_tells_how_much_of_a_restart_was_spent_in_the_queue() ->
     assert attempts[0].queued_s == 300.0
 
 
-def test_a_stopped_rank_on_a_node_that_the_next_allocation_lacks_is_no_suspicion() -> None:
+def test_stopped_rank_on_former_node_is_no_suspicion() -> None:
+    """A stopped rank on a node that the next allocation lacks is no suspicion."""
     job = _running()
     job.hear(job.beat(1, 9, "T"))
     assert suspects.current_suspicion(job.brain.facts, job.now_s)
     there = (planned_node("n0"), planned_node("n2"))
     job.brain.learn(e.AllocationBegan(job.now_s, "7.1"))
     job.brain.learn(e.Planned(job.now_s, there, job.limits, job.pool(2)))
-    assert (
-        suspects.current_suspicion(job.brain.facts, job.now_s) is None
-    )  # status is shown before anything is decided
+    assert suspects.current_suspicion(job.brain.facts, job.now_s) is None  # status is shown before anything is decided
 
 
 def _planned() -> list[e.Event]:

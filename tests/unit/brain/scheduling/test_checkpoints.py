@@ -18,9 +18,7 @@ from orchestrator.core.wire import reports
 from tests.support.brain_story import Story, at, none_of, only, save
 from tests.support.frames import frame
 
-LOADING = Failure(
-    "RuntimeError", "size mismatch", "Traceback", frame("train.py:12"), loading="/ckpt/step-20.pt"
-)
+LOADING = Failure("RuntimeError", "size mismatch", "Traceback", frame("train.py:12"), loading="/ckpt/step-20.pt")
 UNSAID = dataclasses.replace(LOADING, loading="")
 
 
@@ -52,7 +50,7 @@ def _state(story: Story, step: int, attempt: int = 1) -> CheckpointState:
 # What an attempt begins from
 
 
-def test_an_attempt_begins_from_the_newest_whole_save_and_never_from_what_a_stale_one_reports() -> None:
+def test_attempt_resumes_from_newest_complete_checkpoint_never_stale() -> None:
     story = _crashed(10)
     begin = only(story.stop_all(), d.BeginAttempt)
     assert begin.resume == at(10)
@@ -60,25 +58,24 @@ def test_an_attempt_begins_from_the_newest_whole_save_and_never_from_what_a_stal
 
 
 @pytest.mark.parametrize("state", [state for state in CheckpointState if state is not CheckpointState.WHOLE])
-def test_a_save_that_is_not_whole_is_passed_over_and_named(state: CheckpointState) -> None:
+def test_incomplete_checkpoint_is_skipped_and_named(state: CheckpointState) -> None:
     story = _crashed(10)
     story.hear(story.saved(20, state=state, why="so it is"))
     begin = only(story.stop_all(), d.BeginAttempt)
     assert begin.resume == at(10)
-    assert [(one.save, one.step, one.why) for one in begin.passed_over] == [
-        (1020, 20, f"{state.value}: so it is")
-    ]
+    assert [(one.save, one.step, one.why) for one in begin.passed_over] == [(1020, 20, f"{state.value}: so it is")]
     assert "passed over: step-20.pt" in begin.why
 
 
-def test_without_a_whole_save_an_attempt_begins_at_the_beginning_and_says_why() -> None:
+def test_attempt_without_complete_checkpoint_starts_over_with_reason() -> None:
+    """Without a complete checkpoint an attempt starts from scratch and says why."""
     story = _crashed()
     story.hear(story.saved(20, state=CheckpointState.TORN, why="it ended too early"))
     begin = only(story.stop_all(), d.BeginAttempt)
     assert begin.resume is None and "since there is no complete checkpoint" in begin.why
 
 
-def test_a_save_that_a_person_has_named_counts_until_an_attempt_has_written_another() -> None:
+def test_named_checkpoint_counts_until_attempt_saves_another() -> None:
     story = _resumed(10, 20)
     story.hear(e.CancelRequested(0.0, 1))
     story.stop_all(2)
@@ -91,9 +88,8 @@ def test_a_save_that_a_person_has_named_counts_until_an_attempt_has_written_anot
     assert only(story.stop_all(4), d.BeginAttempt).resume == at(15, 4)
 
 
-def test_where_a_named_save_is_gone_the_job_ends_and_neither_another_nor_the_beginning_takes_its_place() -> (
-    None
-):
+def test_missing_named_checkpoint_ends_job_without_replacement() -> None:
+    """Where a named checkpoint is gone the job ends; neither another nor scratch replaces it."""
     story = _crashed(10, 20, restarts_max=0)
     story.stop_all()
     story.compares = False
@@ -101,9 +97,7 @@ def test_where_a_named_save_is_gone_the_job_ends_and_neither_another_nor_the_beg
     gone = story.saved(10, state=CheckpointState.GONE, why="step-10.pt is gone")
     end = only(story.hear(gone, story.compared(order, "step-10.pt is gone")), d.EndJob)
     assert end.end is d.JobEnd.FAILED
-    assert end.why.startswith(
-        "it was to resume from step-10.pt (step-10.pt is gone), which is no longer complete"
-    )
+    assert end.why.startswith("it was to resume from step-10.pt (step-10.pt is gone), which is no longer complete")
     story.compares = True
     assert only(story.hear(e.ResumeRequested(0.0, 2)), d.BeginAttempt).resume == at(20)
 
@@ -115,9 +109,8 @@ def test_where_a_named_save_is_gone_the_job_ends_and_neither_another_nor_the_beg
         ({"state": CheckpointState.GONE}, "no longer complete"),
     ],
 )
-def test_also_a_job_that_had_not_begun_begins_from_the_adopted_save_that_was_named_or_not_at_all(
-    more: dict[str, Any], words: str
-) -> None:
+def test_unstarted_job_uses_named_adopted_checkpoint_or_none(more: dict[str, Any], words: str) -> None:
+    """A job that had not begun starts from the named adopted checkpoint or not at all."""
     for fields in ({}, more):
         story = Story(1, begins=False)
         story.hear(e.CancelRequested(0.0, 1))
@@ -129,7 +122,8 @@ def test_also_a_job_that_had_not_begun_begins_from_the_adopted_save_that_was_nam
 
 
 @pytest.mark.parametrize("then", ["a resume", "a restart", "a resume from the newest, which saves nothing"])
-def test_what_a_person_has_left_behind_is_not_gone_back_to_once_a_later_attempt_has_saved(then: str) -> None:
+def test_abandoned_checkpoint_is_not_used_after_newer_save(then: str) -> None:
+    """A checkpoint that the user went back from is not used once a later attempt has saved."""
     story = _crashed(500, 1000, restarts_max=0)
     story.stop_all()
     assert only(story.hear(e.ResumeRequested(0.0, 1, 1500)), d.BeginAttempt).resume == at(500)
@@ -152,7 +146,8 @@ def test_what_a_person_has_left_behind_is_not_gone_back_to_once_a_later_attempt_
     assert begin.resume == at(600, 2) and not begin.passed_over
 
 
-def test_a_later_resume_that_names_no_save_begins_from_the_newest_of_all() -> None:
+def test_later_resume_without_name_uses_newest() -> None:
+    """A later resume that names no checkpoint starts from the newest of all."""
     story = _crashed(10, 20, restarts_max=0)
     story.stop_all()
     story.hear(e.ResumeRequested(0.0, 1, 1010))
@@ -162,14 +157,16 @@ def test_a_later_resume_that_names_no_save_begins_from_the_newest_of_all() -> No
     assert only(story.hear(e.ResumeRequested(0.0, 2)), d.BeginAttempt).resume == at(20)
 
 
-def test_a_save_that_was_given_up_is_begun_from_when_a_person_names_it() -> None:
+def test_given_up_checkpoint_is_used_if_named() -> None:
+    """A checkpoint that was given up is resumed from when the user names it."""
     story = _crashed(10, restarts_max=0)
     story.hear(story.saved(20, state=CheckpointState.DISTRUSTED, why="it was no good"))
     story.stop_all()
     assert only(story.hear(e.ResumeRequested(0.0, 1, 1020)), d.BeginAttempt).resume == at(20)
 
 
-def test_a_save_for_another_number_of_ranks_ends_the_job_and_nothing_else_is_taken_in_its_place() -> None:
+def test_checkpoint_of_other_world_size_ends_job() -> None:
+    """A checkpoint for another number of ranks ends the job, and nothing else replaces it."""
     story = _crashed(10, restarts_max=0)
     story.hear(story.saved(20, fits_any_size=False))
     story.stop_all()
@@ -180,12 +177,10 @@ def test_a_save_for_another_number_of_ranks_ends_the_job_and_nothing_else_is_tak
     assert only(story.hear(e.ResumeRequested(0.0, 2)), d.BeginAttempt).resume == at(20)
 
 
-def test_what_is_forgotten_first_is_what_cannot_be_begun_from() -> None:
+def test_unusable_checkpoints_are_forgotten_first() -> None:
+    """Checkpoints that cannot be resumed from are forgotten first."""
     story = _crashed()
-    gone = [
-        story.saved(step, state=CheckpointState.GONE)
-        for step in range(100, 100 + checkpoints.CHECKPOINTS_MAX)
-    ]
+    gone = [story.saved(step, state=CheckpointState.GONE) for step in range(100, 100 + checkpoints.CHECKPOINTS_MAX)]
     story.hear(story.saved(10), *gone, story.saved(900))
     known = story.brain.facts.checkpoints
     assert len(known) == checkpoints.CHECKPOINTS_MAX and {1010, 1900} <= set(known) and 1100 not in known
@@ -201,13 +196,14 @@ def _asked(*steps: int, **limits: Any) -> tuple[Story, d.CompareCheckpoint]:
     return story, only(story.stop_all(), d.CompareCheckpoint)
 
 
-def test_nothing_begins_before_the_comparison_has_answered() -> None:
+def test_attempt_waits_for_comparison() -> None:
+    """No attempt begins before the comparison has answered."""
     story, order = _asked(10)
     assert order.save == 1010 and none_of(story.wait(1_000.0), d.BeginAttempt)
     assert only(story.hear(story.compared(order)), d.BeginAttempt).resume == at(10)
 
 
-def test_where_there_is_no_save_the_books_are_closed_all_the_same() -> None:
+def test_attempt_without_checkpoint_still_closes_ledger() -> None:
     story, order = _asked()
     assert order.save == 0
     late = only(story.hear(story.saved(10), story.compared(order)), d.CompareCheckpoint)
@@ -215,7 +211,7 @@ def test_where_there_is_no_save_the_books_are_closed_all_the_same() -> None:
     assert only(story.hear(story.compared(late)), d.BeginAttempt).resume == at(10)
 
 
-def test_a_save_that_differs_gives_way_to_the_one_before_which_is_compared_as_well() -> None:
+def test_differing_checkpoint_yields_to_compared_previous_one() -> None:
     story, order = _asked(10, 20)
     gone = story.saved(20, state=CheckpointState.GONE, why="step-20.pt is gone")
     older = only(story.hear(gone, story.compared(order, "step-20.pt is gone")), d.CompareCheckpoint)
@@ -224,7 +220,7 @@ def test_a_save_that_differs_gives_way_to_the_one_before_which_is_compared_as_we
     assert begin.resume == at(10) and begin.passed_over[0].why == "gone: step-20.pt is gone"
 
 
-def test_a_save_that_comes_home_while_another_is_compared_is_compared_itself() -> None:
+def test_checkpoint_fetched_during_comparison_is_compared() -> None:
     story, order = _asked(10)
     newer = only(story.hear(story.saved(20), story.compared(order)), d.CompareCheckpoint)
     assert newer.save == 1020
@@ -232,7 +228,8 @@ def test_a_save_that_comes_home_while_another_is_compared_is_compared_itself() -
     assert only(story.hear(story.compared(newer)), d.BeginAttempt).resume == at(20)
 
 
-def test_a_new_supervisor_compares_again_what_was_under_way_or_answered() -> None:
+def test_new_supervisor_repeats_comparisons() -> None:
+    """A new supervisor repeats comparisons that were under way or answered."""
     story, order = _asked(10)
     again = only(story.hear(e.SupervisorStarted(0.0, 2)), d.CompareCheckpoint)
     assert again.save == order.save
@@ -242,7 +239,8 @@ def test_a_new_supervisor_compares_again_what_was_under_way_or_answered() -> Non
     assert [type(one) for one in decisions] == [d.CompareCheckpoint]
 
 
-def test_a_disk_that_does_not_answer_for_hours_ends_the_job_and_no_save_is_given_up() -> None:
+def test_unresponsive_disk_ends_job_without_giving_up_checkpoints() -> None:
+    """A disk that does not answer for hours ends the job, and no checkpoint is given up."""
     story, _ = _asked(10)
     assert not story.wait(COMPARE_S_MAX - 1.0)
     end = only(story.wait(2.0), d.EndJob)
@@ -251,7 +249,8 @@ def test_a_disk_that_does_not_answer_for_hours_ends_the_job_and_no_save_is_given
     assert only(story.hear(e.ResumeRequested(0.0, 1)), d.BeginAttempt).resume == at(10)
 
 
-def test_all_bytes_are_compared_after_a_lost_node_and_when_a_person_resumes() -> None:
+def test_node_loss_or_resume_compares_all_bytes() -> None:
+    """All bytes are compared after a lost node and when the user resumes."""
     assert not _asked(10)[1].deep
     story = Story(2)
     story.run()
@@ -266,7 +265,7 @@ def test_all_bytes_are_compared_after_a_lost_node_and_when_a_person_resumes() ->
 # Progress
 
 
-def test_a_whole_save_beyond_the_beginning_is_progress() -> None:
+def test_complete_checkpoint_beyond_start_is_progress() -> None:
     story = Story(1, restarts_max=1)
     for attempt in range(1, 6):
         story.run(attempt)
@@ -278,14 +277,15 @@ def test_a_whole_save_beyond_the_beginning_is_progress() -> None:
 @pytest.mark.parametrize(
     "state", [CheckpointState.OPEN, CheckpointState.TORN, CheckpointState.GONE, CheckpointState.DISTRUSTED]
 )
-def test_a_save_that_is_not_whole_is_no_progress(state: CheckpointState) -> None:
+def test_incomplete_checkpoint_is_no_progress(state: CheckpointState) -> None:
+    """A checkpoint that is not complete is no progress."""
     story = _resumed(10)
     story.hear(story.saved(20, 2), story.saved(20, 2, state=state), story.exited(0, attempt=2, count=1))
     story.stop_all(2)
     assert story.brain.facts.restarts_spent == 1
 
 
-def test_a_save_no_further_than_the_beginning_is_no_progress() -> None:
+def test_checkpoint_no_further_than_start_is_no_progress() -> None:
     story = _resumed(10)
     story.hear(story.saved(10, 2), story.exited(0, attempt=2, count=1))
     story.stop_all(2)
@@ -299,7 +299,8 @@ def _elsewhere(attempt: int, steps: int, step: int = 0) -> e.ResumedElsewhere:
     return e.ResumedElsewhere(0.0, attempt, step, f"step-{step + steps}.pt", steps)
 
 
-def test_an_attempt_that_began_anew_is_counted_from_the_beginning() -> None:
+def test_attempt_from_scratch_counts_from_zero() -> None:
+    """An attempt that started from scratch is counted from step 0."""
     story = _resumed(10)
     story.hear(story.beat(0, 12, attempt=2))
     assert story.brain.facts.step == 22
@@ -311,24 +312,25 @@ def test_an_attempt_that_began_anew_is_counted_from_the_beginning() -> None:
     assert story.brain.facts.has_progressed(), "15 is further than the 14 of the first attempt"
 
 
-def test_where_a_stale_attempt_began_says_nothing_of_this_one() -> None:
+def test_start_of_stale_attempt_is_ignored() -> None:
+    """Where a stale attempt began says nothing of this one."""
     story = _resumed(10)
     story.hear(_elsewhere(1, 10))
     assert _base(story) == 10
 
 
-def test_a_script_that_ignores_its_checkpoint_ends_at_its_second_failure_and_is_asked_why() -> None:
+def test_script_ignoring_checkpoint_ends_at_second_failure() -> None:
+    """A script that ignores its checkpoint ends at its second failure, and the user is asked why."""
     story = Story(1)
     story.life(1, 14, story.saved(10))
     verdict = story.life(2, 14, _elsewhere(2, 10))
     assert (verdict.kind, verdict.step) == (d.VerdictKind.NO_PROGRESS, 14)
-    assert any(
-        "from scratch" in line and "does it read ORCH_RESUME_FROM" in line for line in verdict.evidence
-    )
+    assert any("from scratch" in line and "does it read ORCH_RESUME_FROM" in line for line in verdict.evidence)
     assert "from scratch" in only(story.said, d.EndJob).why
 
 
-def test_a_script_that_chose_an_older_save_by_itself_is_counted_from_that_and_not_suspected() -> None:
+def test_script_choosing_older_checkpoint_is_not_suspected() -> None:
+    """A script that chose an older checkpoint by itself is counted from that one and not suspected."""
     story = _resumed(10, 20, 30)
     story.hear(_elsewhere(2, 10, step=10))
     assert _base(story) == 10
@@ -340,7 +342,8 @@ def test_a_script_that_chose_an_older_save_by_itself_is_counted_from_that_and_no
     assert "from scratch" not in only(story.stop_all(2), d.BeginAttempt).why
 
 
-def test_attempts_that_begin_anew_and_fail_elsewhere_spend_the_budget_and_say_why() -> None:
+def test_attempts_from_scratch_spend_budget_with_reason() -> None:
+    """Attempts that start from scratch and fail elsewhere spend the budget and say why."""
     story = Story(1, restarts_max=2)
     story.life(1, 19, story.saved(10))
     for attempt, count in enumerate((16, 15, 18), start=2):
@@ -349,7 +352,8 @@ def test_attempts_that_begin_anew_and_fail_elsewhere_spend_the_budget_and_say_wh
     assert end.attempt == 4 and "is spent" in end.why and "from scratch" in end.why
 
 
-def test_a_failure_before_the_script_was_seen_to_begin_anew_is_recognised_all_the_same() -> None:
+def test_failure_before_seen_restart_is_recognised() -> None:
+    """A failure before the script was seen to start from scratch is recognised as well."""
     story = Story(1)
     story.life(1, 14, story.saved(10))
     story.run(2)
@@ -366,14 +370,16 @@ def _last(attempt: int, step: int, **more: Any) -> e.CheckpointChanged:
     return e.CheckpointChanged(0.0, save(step, attempt, key="#", main="last.pt", steps=10, **more))
 
 
-def test_coming_equally_far_from_one_overwritten_save_is_no_progress_in_the_end() -> None:
+def test_same_distance_from_overwritten_checkpoint_is_no_progress() -> None:
+    """Getting equally far from one overwritten checkpoint is in the end no progress."""
     story = Story(1)
     verdicts = [story.life(n, 14, _last(n, 10 * n)) for n in range(1, ALIKE_MAX + 2)]
     assert [one.kind for one in verdicts] == [d.VerdictKind.CRASH] * ALIKE_MAX + [d.VerdictKind.NO_PROGRESS]
     assert any("from scratch" in line for line in verdicts[-1].evidence)
 
 
-def test_coming_equally_far_is_progress_where_stated_steps_prove_it() -> None:
+def test_same_distance_with_stated_steps_is_progress() -> None:
+    """Getting equally far is progress where stated steps prove it."""
     story = Story(1)
     for attempt in range(1, 3 * ALIKE_MAX):
         wrote = _last(attempt, 10 * attempt, stated=10 * attempt, step_source=StepSource.STATED)
@@ -381,7 +387,8 @@ def test_coming_equally_far_is_progress_where_stated_steps_prove_it() -> None:
     assert story.brain.facts.restarts_spent == 0
 
 
-def test_coming_equally_far_does_not_count_across_a_resume_by_the_user() -> None:
+def test_same_distance_across_user_resume_does_not_count() -> None:
+    """Getting equally far does not count across a resume by the user."""
     story = Story(1)
     for attempt in range(1, ALIKE_MAX + 1):
         story.life(attempt, 14, _last(attempt, 10 * attempt))
@@ -395,7 +402,8 @@ def test_coming_equally_far_does_not_count_across_a_resume_by_the_user() -> None
 # Saves that cannot be loaded
 
 
-def test_a_save_that_a_rank_died_loading_is_given_up_at_once_for_the_one_before() -> None:
+def test_checkpoint_that_kills_loading_rank_is_given_up() -> None:
+    """A checkpoint that a rank died loading is given up at once for the one before."""
     story = _resumed(10, 20)
     verdict = only(story.hear(story.exited(0, failure=LOADING, attempt=2)), d.Judge).verdict
     assert verdict.kind is d.VerdictKind.CRASH and verdict.evidence[0].startswith(
@@ -404,12 +412,11 @@ def test_a_save_that_a_rank_died_loading_is_given_up_at_once_for_the_one_before(
     said = story.stop_all(2)
     given_up, begin = only(said, d.DistrustCheckpoint), only(said, d.BeginAttempt)
     assert (given_up.save, given_up.is_certain) == (1020, True)
-    assert begin.resume == at(10) and begin.passed_over[0].why.startswith(
-        "distrusted: rank 0 could not load it"
-    )
+    assert begin.resume == at(10) and begin.passed_over[0].why.startswith("distrusted: rank 0 could not load it")
 
 
-def test_a_file_inside_a_save_is_of_it_and_one_of_another_save_is_not() -> None:
+def test_loading_failure_counts_for_checkpoint_of_its_file() -> None:
+    """A file inside a checkpoint belongs to it, and one of another checkpoint does not."""
     for loading, is_of in (
         ("/host/ckpt/step-20.pt/shard-1", True),
         ("/ckpt/step-2.pt", False),
@@ -420,7 +427,7 @@ def test_a_file_inside_a_save_is_of_it_and_one_of_another_save_is_not() -> None:
         assert none_of(story.stop_all(2), d.DistrustCheckpoint) is not is_of, loading
 
 
-def test_a_save_for_which_there_was_no_memory_is_not_given_up_for_that() -> None:
+def test_checkpoint_out_of_memory_is_not_given_up() -> None:
     story = _resumed(10, 20)
     full = dataclasses.replace(LOADING, type="OutOfMemoryError", message="CUDA out of memory")
     verdict = only(story.hear(story.exited(0, failure=full, attempt=2)), d.Judge).verdict
@@ -429,20 +436,19 @@ def test_a_save_for_which_there_was_no_memory_is_not_given_up_for_that() -> None
     assert none_of(said, d.DistrustCheckpoint) and only(said, d.BeginAttempt).resume == at(20)
 
 
-def test_a_save_that_is_not_whole_on_a_node_is_given_up_and_the_node_is_not() -> None:
+def test_incomplete_checkpoint_is_given_up_not_node() -> None:
     story = Story(hosts=3)
     story.hear(*(story.up(node) for node in range(2)))
     story.run_on(0, 1)
     story.hear(story.saved(10), story.saved(20), story.exited(0, count=24))
     story.hear(story.stopped(0), story.stopped(1))
-    said = story.hear(
-        e.FromNode(0.0, "n1", reports.PrepareFailed(2, "the checkpoint is not whole here", "", 1020))
-    )
+    said = story.hear(e.FromNode(0.0, "n1", reports.PrepareFailed(2, "the checkpoint is not whole here", "", 1020)))
     assert only(said, d.DistrustCheckpoint).is_certain and only(said, d.BeginAttempt).resume == at(10)
     assert not story.brain.facts.nodes["n1"].excluded
 
 
-def test_a_save_is_given_up_after_two_attempts_from_it_ended_alike_before_a_step() -> None:
+def test_checkpoint_is_given_up_after_two_equal_failures() -> None:
+    """A checkpoint is given up after two attempts from it ended alike before a step."""
     story = _resumed(10, 20)
     story.hear(story.exited(0, failure=UNSAID, attempt=2))
     first = story.stop_all(2)
@@ -454,7 +460,8 @@ def test_a_save_is_given_up_after_two_attempts_from_it_ended_alike_before_a_step
 
 
 @pytest.mark.parametrize("counts", [(0, 3), (3, 0)])
-def test_a_save_from_which_one_of_them_made_steps_can_be_loaded(counts: tuple[int, int]) -> None:
+def test_checkpoint_with_steps_from_it_can_be_loaded(counts: tuple[int, int]) -> None:
+    """A checkpoint from which one of the attempts made steps can be loaded."""
     story = _resumed(10, 20)
     story.hear(story.exited(0, failure=UNSAID, attempt=2, count=counts[0]))
     story.stop_all(2)
@@ -462,7 +469,8 @@ def test_a_save_from_which_one_of_them_made_steps_can_be_loaded(counts: tuple[in
     assert none_of(story.said, d.DistrustCheckpoint)
 
 
-def test_what_befell_before_a_resume_by_the_user_does_not_count_against_a_save() -> None:
+def test_failures_before_user_resume_do_not_count() -> None:
+    """Failures before a resume by the user do not count against a checkpoint."""
     story = _resumed(10, 20, restarts_max=0)
     assert story.brain.facts.end is d.JobEnd.FAILED
     story.hear(e.ResumeRequested(0.0, 1))
@@ -472,7 +480,8 @@ def test_what_befell_before_a_resume_by_the_user_does_not_count_against_a_save()
     assert none_of(story.said, d.DistrustCheckpoint)
 
 
-def test_the_only_save_is_not_given_up_and_the_job_makes_no_progress() -> None:
+def test_only_checkpoint_is_not_given_up_without_progress() -> None:
+    """The only checkpoint is not given up, and the job makes no progress."""
     story = _resumed(20)
     story.hear(story.exited(0, failure=LOADING, attempt=2))
     assert only(story.stop_all(2), d.BeginAttempt).resume == at(20)
@@ -480,7 +489,7 @@ def test_the_only_save_is_not_given_up_and_the_job_makes_no_progress() -> None:
     assert none_of(story.said, d.DistrustCheckpoint) and _state(story, 20) is CheckpointState.WHOLE
 
 
-def test_a_save_that_a_person_has_named_is_not_given_up_for_an_older_one() -> None:
+def test_named_checkpoint_is_not_given_up_for_older() -> None:
     story = _crashed(10, 20, restarts_max=1)
     story.stop_all()
     story.run(2)
@@ -492,7 +501,7 @@ def test_a_save_that_a_person_has_named_is_not_given_up_for_an_older_one() -> No
     assert none_of(story.said, d.DistrustCheckpoint)
 
 
-def test_a_failure_that_no_attempt_follows_gives_no_save_up() -> None:
+def test_failure_without_next_attempt_gives_up_no_checkpoint() -> None:
     story = _crashed(10, 20, never_on_exit_codes=(3,))
     story.stop_all()
     story.run(2)
@@ -501,7 +510,8 @@ def test_a_failure_that_no_attempt_follows_gives_no_save_up() -> None:
     assert only(said, d.EndJob).end is d.JobEnd.FAILED and none_of(said, d.DistrustCheckpoint)
 
 
-def test_failing_alike_from_two_saves_of_one_step_is_not_yet_no_progress() -> None:
+def test_equal_failures_from_two_checkpoints_are_not_final() -> None:
+    """Failing alike from two checkpoints of one step is not yet no progress."""
     story = _crashed(20)
     story.hear(story.saved(20, number=1021, main="other.pt"))
     story.stop_all()
@@ -512,12 +522,12 @@ def test_failing_alike_from_two_saves_of_one_step_is_not_yet_no_progress() -> No
     assert story.life(4, 0, failure=bare).kind is d.VerdictKind.CRASH, "it is the first from that save"
 
 
-def test_the_same_exception_from_two_saves_is_of_the_code_and_both_are_trusted_again() -> None:
+def test_same_exception_from_two_checkpoints_blames_code() -> None:
+    """The same exception from two checkpoints is of the code, and both are trusted again."""
     story = Story(1, restarts_max=9)
     story.life(1, 34, story.saved(10), story.saved(20), story.saved(30))
     assert (
-        story.life(2, 0, failure=dataclasses.replace(LOADING, loading="/ckpt/step-30.pt")).kind
-        is d.VerdictKind.CRASH
+        story.life(2, 0, failure=dataclasses.replace(LOADING, loading="/ckpt/step-30.pt")).kind is d.VerdictKind.CRASH
     )
     verdict = story.life(3, 0, failure=dataclasses.replace(LOADING, loading="/ckpt/step-20.pt"))
     assert verdict.kind is d.VerdictKind.NO_PROGRESS and verdict.summary.startswith(
@@ -528,7 +538,8 @@ def test_the_same_exception_from_two_saves_is_of_the_code_and_both_are_trusted_a
 
 
 @pytest.mark.parametrize("other", [{"type": "KeyError"}, {"where": frame("train.py:99")}])
-def test_another_exception_or_place_from_another_save_is_not_yet_the_code(other: dict[str, Any]) -> None:
+def test_different_exception_from_other_checkpoint_spares_code(other: dict[str, Any]) -> None:
+    """Another exception or location from another checkpoint is not yet the code."""
     story = Story(1, restarts_max=9)
     story.life(1, 34, story.saved(10), story.saved(20), story.saved(30))
     story.life(2, 0, failure=dataclasses.replace(LOADING, loading="/ckpt/step-30.pt"))
@@ -538,9 +549,10 @@ def test_another_exception_or_place_from_another_save_is_not_yet_the_code(other:
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-def test_what_was_given_up_counts_again_when_the_job_ends_and_no_attempt_has_got_further(
+def test_given_up_checkpoints_count_again_without_later_progress(
     is_cancelled: bool,
 ) -> None:
+    """Given-up checkpoints count again when the job ends and no attempt has got further."""
     story = Story(1, restarts_max=9)
     story.life(1, 34, story.saved(10), story.saved(20), story.saved(30))
     story.life(2, 0, failure=dataclasses.replace(LOADING, loading="/ckpt/step-30.pt"))
@@ -562,9 +574,10 @@ def test_what_was_given_up_counts_again_when_the_job_ends_and_no_attempt_has_got
 
 
 @pytest.mark.parametrize("is_later", [False, True])
-def test_what_was_given_up_stays_so_once_an_attempt_from_an_older_save_has_got_further(
+def test_given_up_checkpoint_stays_so_after_progress(
     is_later: bool,
 ) -> None:
+    """A given-up checkpoint stays so once an attempt from an older one has got further."""
     story = _resumed(10, 20)
     story.hear(story.exited(0, failure=LOADING, attempt=2))
     story.stop_all(2)
@@ -582,7 +595,8 @@ def test_what_was_given_up_stays_so_once_an_attempt_from_an_older_save_has_got_f
 # Saves that were written out of step
 
 
-def test_what_an_attempt_saved_since_its_ranks_were_out_of_step_is_given_up_also_if_it_comes_late() -> None:
+def test_checkpoints_since_desync_are_given_up_even_late() -> None:
+    """Checkpoints since the ranks were out of step are given up, also if they arrive late."""
     story = Story(2)
     story.run()
     story.hear(story.saved(30), story.saved(39), story.saved(40, stated=40, step_source=StepSource.STATED))
@@ -615,7 +629,7 @@ def test_what_an_attempt_saved_since_its_ranks_were_out_of_step_is_given_up_also
 def _coming(step: int) -> e.CheckpointChanged:
     return e.CheckpointChanged(
         0.0,
-        save(step, state=CheckpointState.OPEN, is_coming=True, places=(FileLocation("n0", "/host/ckpt"),)),
+        save(step, state=CheckpointState.OPEN, is_in_transit=True, locations=(FileLocation("n0", "/host/ckpt"),)),
     )
 
 
@@ -629,29 +643,33 @@ def _under_way() -> Story:
     return story
 
 
-def test_the_next_attempt_waits_for_a_save_on_its_way_and_begins_from_it() -> None:
+def test_next_attempt_waits_for_checkpoint_in_transfer() -> None:
+    """The next attempt waits for a checkpoint that is being fetched and resumes from it."""
     story = _under_way()
     assert none_of(story.wait(300.0), d.BeginAttempt)
     assert only(story.hear(story.beat(0, 0), story.saved(20)), d.BeginAttempt).resume == at(20)
 
 
-def test_a_save_that_cannot_come_is_not_waited_for() -> None:
+def test_unfetchable_checkpoint_is_not_waited_for() -> None:
+    """A checkpoint that cannot be fetched is not waited for."""
     lost = save(20, state=CheckpointState.GONE, why="the copy broke off")
     begin = only(_under_way().hear(e.CheckpointChanged(0.0, lost)), d.BeginAttempt)
     assert begin.resume == at(10) and begin.passed_over[0].why == "gone: the copy broke off"
 
 
-def test_a_save_that_takes_too_long_is_not_waited_for_without_end() -> None:
+def test_slow_checkpoint_is_not_waited_for_forever() -> None:
+    """A checkpoint that takes too long is not waited for without end."""
     assert only(_under_way().wait(601.0), d.BeginAttempt).resume == at(10)
 
 
-def test_a_save_on_a_host_that_is_not_heard_any_more_is_not_waited_for() -> None:
+def test_checkpoint_on_silent_host_is_not_waited_for() -> None:
     story = _under_way()
     story.hear(e.AgentDisconnected(0.0, "n0"))
     assert only(story.wait(25.0), d.BeginAttempt).resume == at(10)
 
 
-def test_a_cancelled_job_waits_less_for_what_is_on_its_way() -> None:
+def test_cancelled_job_waits_less_for_transfers() -> None:
+    """A cancelled job waits less for what is being fetched."""
     story = _under_way()
     assert none_of(story.hear(e.CancelRequested(0.0, 1)), d.EndJob)
     assert only(story.wait(31.0), d.EndJob).end is d.JobEnd.CANCELLED

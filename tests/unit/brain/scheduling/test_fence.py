@@ -52,7 +52,8 @@ def _begins(decided: list[d.Decision]) -> bool:
     return any(isinstance(one, d.BeginAttempt) for one in decided)
 
 
-def test_a_long_pause_is_told_to_both_agents_once_as_three_times_as_long() -> None:
+def test_long_pause_sends_tripled_fence_time_once() -> None:
+    """A pause sends both agents once a fence time three times as long."""
     story = _running()
     _step(story, 1, 1.0)
     assert _fences(_step(story, 2, 50.0)) == [("n0", 150.0, 0.0), ("n1", 150.0, 0.0)]
@@ -61,7 +62,8 @@ def test_a_long_pause_is_told_to_both_agents_once_as_three_times_as_long() -> No
     assert _fences(_step(story, 5, 5000.0))[0][1] == CONTACT_TIMEOUT_S_MAX
 
 
-def test_the_next_attempt_waits_longer_than_the_longest_time_that_an_agent_was_told() -> None:
+def test_next_attempt_waits_beyond_longest_fence_time() -> None:
+    """The next attempt waits longer than the longest time that an agent was sent."""
     story = _running()
     _step(story, 1, 1.0)
     _step(story, 2, 60.0)
@@ -71,7 +73,8 @@ def test_the_next_attempt_waits_longer_than_the_longest_time_that_an_agent_was_t
     assert _begins(story.wait(4.0))
 
 
-def test_what_an_agent_was_told_is_waited_for_even_if_nothing_shows_that_it_was_heard() -> None:
+def test_sent_fence_time_is_waited_for_without_receipt() -> None:
+    """A fence time that was sent is waited for, even if nothing shows that it was received."""
     story = _running()
     _step(story, 1, 1.0)
     story.now_s += 60.0
@@ -81,7 +84,7 @@ def test_what_an_agent_was_told_is_waited_for_even_if_nothing_shows_that_it_was_
     assert not _begins(story.wait(3 * 60.0 + 5.0))
 
 
-def test_a_time_that_was_told_is_told_again_over_a_new_line() -> None:
+def test_fence_time_is_sent_again_over_new_connection() -> None:
     story = _running()
     _step(story, 1, 1.0)
     _step(story, 2, 50.0)
@@ -89,7 +92,8 @@ def test_a_time_that_was_told_is_told_again_over_a_new_line() -> None:
     assert _fences(story.hear(story.up(1, running=1))) == [("n1", 150.0, 0.0)]
 
 
-def test_a_silent_node_is_not_given_up_within_a_pause_that_the_job_has_shown() -> None:
+def test_silent_node_is_kept_within_known_pause() -> None:
+    """A silent node is not given up within a pause that the job has shown."""
     story = _running()
     _step(story, 1, 1.0)
     _step(story, 2, 50.0)
@@ -98,7 +102,7 @@ def test_a_silent_node_is_not_given_up_within_a_pause_that_the_job_has_shown() -
     assert any(isinstance(one, d.Judge) for one in story.wait(200.0))
 
 
-SEEN = {"node_timeout_s": 60.0, "fence_s": 16.0, "away_fence_s": 48.0}
+SEEN = {"node_timeout_s": 60.0, "fence_s": 16.0, "disconnected_timeout_s": 48.0}
 """What `monitor.node_timeout: auto` is for several nodes."""
 
 
@@ -122,28 +126,24 @@ def _cut_off(**limits: Any) -> Story:
     return story
 
 
-def test_a_silent_node_is_lost_at_once_when_its_ranks_must_have_ended_and_others_are_seen_to_stand_still() -> (
-    None
-):
+def test_silent_fenced_node_is_lost_if_others_stuck() -> None:
+    """A silent node is lost at once when its ranks must have ended and others are seen to be stuck."""
     story = _cut_off()
     facts = story.brain.facts
     assert fence.expected_over_at(facts, facts.nodes["n1"]) - story.now_s == 21.25
     assert _judged_s(story) == 22.0  # (16 s + a pause of 1 s) * 1.25
-    assert _begins(story.hear(story.exited(0), story.stopped(0)) or story.wait(1.0)), (
-        "not counted from the verdict"
-    )
+    assert _begins(story.hear(story.exited(0), story.stopped(0)) or story.wait(1.0)), "not counted from the verdict"
 
 
-def test_a_silent_node_has_the_longer_time_where_the_gang_may_make_steps_unseen() -> None:
+def test_silent_node_with_unseen_steps_gets_longer() -> None:
+    """A silent node has the longer time where the gang may make steps unseen."""
     assert _judged_s(_cut_off(), heard=()) == 62.0
     back = _cut_off()
     back.hear(e.AgentDisconnected(0.0, "n0"))
     back.now_s += 30.0
     assert none_of(back.hear(back.up(0, running=1)), d.Judge), "its ranks may have made steps meanwhile"
     alone = _cut_off()
-    alone.brain.facts.ranks[1].beat = dataclasses.replace(
-        alone.brain.facts.ranks[1].beat, alone=Framework.TORCH
-    )
+    alone.brain.facts.ranks[1].beat = dataclasses.replace(alone.brain.facts.ranks[1].beat, alone=Framework.TORCH)
     assert _judged_s(alone) == 62.0
     done = _running(**SEEN)
     _step(done, 1, 1.0)
@@ -151,7 +151,7 @@ def test_a_silent_node_has_the_longer_time_where_the_gang_may_make_steps_unseen(
     assert _judged_s(done, heard=()) is not None and done.now_s > 60.0
 
 
-def test_an_agent_that_has_long_had_no_supervisor_has_the_longer_time() -> None:
+def test_agent_long_without_supervisor_has_longer_time() -> None:
     story = _cut_off()
     for count in range(3, 10):  # the gang goes on, and only then it is cut off
         story.now_s += 1.0
@@ -163,7 +163,7 @@ def test_an_agent_that_has_long_had_no_supervisor_has_the_longer_time() -> None:
     assert _judged_s(other) == 62.0
 
 
-def test_ranks_that_work_without_steps_earn_time_until_their_first_one() -> None:
+def test_working_ranks_without_steps_earn_time() -> None:
     story = _running()
     assert none_of(_print(story, 1, 10.0), orders.Fence)
     assert _fences(_print(story, 2, 20.0)) == [("n0", BASE_S, 30.0), ("n1", BASE_S, 30.0)]
@@ -175,7 +175,7 @@ def test_ranks_that_work_without_steps_earn_time_until_their_first_one() -> None
     assert _begins(story.wait(STARTUP_TIMEOUT_S_MAX))
 
 
-def test_with_the_first_step_the_time_of_ranks_without_steps_is_over() -> None:
+def test_first_step_ends_time_of_stepless_ranks() -> None:
     story = _running()
     _print(story, 2, 100.0)
     _print(story, 3, 1.0, count=1)
@@ -183,7 +183,7 @@ def test_with_the_first_step_the_time_of_ranks_without_steps_is_over() -> None:
     assert _begins(story.wait(SILENT_S + 1.0))
 
 
-def test_what_was_told_of_ranks_without_steps_ends_with_their_attempt() -> None:
+def test_time_of_stepless_ranks_ends_with_attempt() -> None:
     story = _running()
     _print(story, 2, 100.0)
     story.hear(story.exited(0))
@@ -193,7 +193,8 @@ def test_what_was_told_of_ranks_without_steps_ends_with_their_attempt() -> None:
     assert story.brain.facts.nodes["n1"].startup_timeout_s == 0.0
 
 
-def test_where_locks_tell_of_agents_no_time_does() -> None:
+def test_fence_uses_no_time_where_locks_show_agents() -> None:
+    """Where locks show whether agents live, no fence time is used."""
     story = _running(fence_s=None)
     _step(story, 1, 1.0)
     assert none_of(_step(story, 2, 50.0), orders.Fence)

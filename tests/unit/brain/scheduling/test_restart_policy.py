@@ -18,7 +18,7 @@ def _crashed(**limits: object) -> Story:
     return story
 
 
-def test_all_nodes_are_ready_before_any_rank_starts() -> None:
+def test_ranks_start_only_when_all_nodes_are_ready() -> None:
     story = Story(2)
     story.hear(story.up(0), story.up(1))
     assert not story.hear(story.prepared(0))
@@ -29,7 +29,7 @@ def test_all_nodes_are_ready_before_any_rank_starts() -> None:
     ]
 
 
-def test_the_next_attempt_begins_when_all_nodes_are_stopped_and_not_before() -> None:
+def test_next_attempt_waits_until_all_nodes_stopped() -> None:
     story = _crashed()
     assert not story.hear(story.stopped(0))
     assert only(story.hear(story.stopped(1)), d.BeginAttempt).attempt == 2
@@ -42,7 +42,7 @@ def test_a_cut_node_is_fenced_before_restart() -> None:
     assert only(story.wait(2.0), d.BeginAttempt).attempt == 2
 
 
-def test_a_gang_that_may_be_whole_is_never_taken_for_fenced() -> None:
+def test_possibly_complete_gang_is_never_fenced() -> None:
     story = Story(1)
     story.run()
     story.hear(e.AgentDisconnected(0.0, "n0"))
@@ -53,20 +53,23 @@ def test_a_gang_that_may_be_whole_is_never_taken_for_fenced() -> None:
     assert end.end is d.JobEnd.FAILED and "cannot be reached" in end.why
 
 
-def test_a_stop_is_given_again_when_its_line_broke() -> None:
+def test_stop_is_repeated_after_broken_connection() -> None:
+    """A stop is sent again when its connection broke."""
     story = _crashed()
     story.hear(e.AgentDisconnected(0.0, "n1"))
     assert names(story.hear(story.up(1, running=1, ready=1)), orders.Stop) == ["n1"]
 
 
-def test_processes_that_outlive_kill_end_the_job_only_when_their_agent_was_heard_since() -> None:
+def test_unkillable_processes_end_job_only_if_agent_heard() -> None:
+    """Processes that outlive KILL end the job only if their agent was heard since."""
     story = _crashed()
     story.hear(story.stopped(0))
     assert none_of(story.wait(90.0), d.EndJob)
     assert "survive SIGKILL" in only(story.hear(story.beat(1, 0)), d.EndJob).why
 
 
-def test_a_resume_after_giving_up_stops_what_is_left_before_it_begins() -> None:
+def test_resume_after_giving_up_stops_leftovers_first() -> None:
+    """A resume after giving up stops what is left before it begins."""
     story = _crashed()
     story.hear(story.stopped(0))
     story.wait(90.0)
@@ -76,7 +79,8 @@ def test_a_resume_after_giving_up_stops_what_is_left_before_it_begins() -> None:
     assert only(story.hear(story.stopped(1)), d.BeginAttempt).attempt == 2
 
 
-def test_a_node_that_a_resume_leaves_out_is_still_stopped_first() -> None:
+def test_node_left_out_by_resume_is_stopped_first() -> None:
+    """A node that a resume leaves out is still stopped first."""
     story = _crashed()
     story.hear(story.stopped(0))
     story.wait(90.0)
@@ -90,11 +94,12 @@ def test_restart_max_0_never_restarts() -> None:
     assert only(_crashed(restarts_max=0).stop_all(), d.EndJob).end is d.JobEnd.FAILED
 
 
-def test_an_exit_code_of_never_is_never_restarted() -> None:
+def test_exit_code_in_never_is_not_restarted() -> None:
+    """An exit code that is listed under never is not restarted."""
     assert only(_crashed(never_on_exit_codes=(1,)).stop_all(), d.EndJob).end is d.JobEnd.FAILED
 
 
-def test_the_same_failure_at_the_same_step_again_is_no_progress() -> None:
+def test_same_failure_at_same_step_is_no_progress() -> None:
     story = _crashed()
     story.stop_all()
     story.run(2)
@@ -103,7 +108,8 @@ def test_the_same_failure_at_the_same_step_again_is_no_progress() -> None:
     assert story.brain.facts.attempt.verdict.kind is d.VerdictKind.NO_PROGRESS
 
 
-def test_a_fatal_signal_at_the_same_place_again_is_no_progress_on_any_rank_before_any_step() -> None:
+def test_same_fatal_signal_before_steps_is_no_progress() -> None:
+    """A fatal signal at the same location again is no progress, on any rank, before any step."""
     story = Story(2)
     where = Failure("", "", "stacks", frame("train.py:3 read"))
     for attempt, rank in ((1, 0), (2, 1)):
@@ -123,12 +129,12 @@ def test_only_attempts_without_progress_spend_the_budget() -> None:
     assert story.brain.facts.restarts_spent == 0 and story.brain.facts.end is None
 
 
-def test_a_cancel_while_preparing_ends_the_job_at_once() -> None:
+def test_cancel_while_preparing_ends_job_at_once() -> None:
     story = Story(2)
     assert only(story.hear(e.CancelRequested(0.0, 1)), d.EndJob).end is d.JobEnd.CANCELLED
 
 
-def test_a_cancel_gives_a_whole_gang_its_grace() -> None:
+def test_cancel_gives_complete_gang_its_grace() -> None:
     story = Story(2)
     story.run()
     stops = given(story.hear(e.CancelRequested(0.0, 1)), orders.Stop)
@@ -136,7 +142,7 @@ def test_a_cancel_gives_a_whole_gang_its_grace() -> None:
     assert only(story.stop_all(), d.EndJob).end is d.JobEnd.CANCELLED
 
 
-def test_a_cancel_during_backoff_ends_the_job_at_once() -> None:
+def test_cancel_during_backoff_ends_job_at_once() -> None:
     story = Story(1, backoff_s=100.0, backoff_max_s=100.0)
     for attempt in (1, 2):
         story.run(attempt)
@@ -146,23 +152,21 @@ def test_a_cancel_during_backoff_ends_the_job_at_once() -> None:
     assert only(story.hear(e.CancelRequested(0.0, 1)), d.EndJob).end is d.JobEnd.CANCELLED
 
 
-def test_a_cancel_that_comes_after_the_last_exit_changes_nothing() -> None:
+def test_cancel_after_last_exit_changes_nothing() -> None:
     story = Story(1)
     story.run()
     story.hear(story.exited(0, 0, None), e.CancelRequested(0.0, 1))
     assert only(story.stop_all(), d.EndJob).end is d.JobEnd.SUCCEEDED
 
 
-def test_beats_folded_for_the_journal_replay_to_the_same_facts() -> None:
+def test_folded_heartbeats_replay_to_same_facts() -> None:
     live, replayed = Story(1), Story(1)
     for story in (live, replayed):
         story.run()
     live.brain.take_heartbeats()
     for count in (1, 2, 2, 2):
         live.now_s += 1.0
-        live.brain.learn(
-            e.FromNode(live.now_s, "n0", reports.Heartbeat(1, (RankHeartbeat(0, count, "S", 0, 0.0),)))
-        )
+        live.brain.learn(e.FromNode(live.now_s, "n0", reports.Heartbeat(1, (RankHeartbeat(0, count, "S", 0, 0.0),))))
     for beat in live.brain.take_heartbeats():
         replayed.brain.learn(beat)
     assert replayed.brain.facts == live.brain.facts

@@ -18,7 +18,7 @@ class _Alone:
         return {name: w.PortsOpened((1, 2), (), "") for name in hosts}
 
 
-def test_a_host_without_an_address_is_named_and_no_link_is_measured() -> None:
+def test_host_without_address_is_named_and_links_unmeasured() -> None:
     asked = cluster.CheckRequest(
         job=node.JobNeeds(1, 0, False, 0), programs={}, env={}, sources=(), own_modules=(), folders=(), addresses={}, port=None, interface=None, gpus_held=()
     )  # fmt: skip

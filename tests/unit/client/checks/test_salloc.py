@@ -33,7 +33,7 @@ def _given(folder: Path, salloc: str, squeue: str = "true") -> tuple[SpecFile, d
     return load(folder / "job.yaml"), slurm.environ
 
 
-def test_an_allocation_is_asked_for_as_the_job_would_but_for_a_short_time(tmp_path: Path) -> None:
+def test_allocation_is_requested_like_job_for_short_time(tmp_path: Path) -> None:
     file, environ = _given(tmp_path, GRANTED)
     with allocation(file, OPTIONS, {**environ, "SLURM_NNODES": "9", "OWN": "x"}, print) as there:
         assert (there["SLURM_JOB_ID"], there["SLURM_JOB_NODELIST"]) == ("7", "node[1-2]")
@@ -43,7 +43,7 @@ def test_an_allocation_is_asked_for_as_the_job_would_but_for_a_short_time(tmp_pa
     assert (tmp_path / "bin/released").exists()
 
 
-def test_a_refusal_is_told_in_the_words_of_salloc(tmp_path: Path) -> None:
+def test_salloc_refusal_is_reported_verbatim(tmp_path: Path) -> None:
     file, environ = _given(tmp_path, 'echo "salloc: error: no, and why" >&2; exit 1')
     with (
         pytest.raises(ClusterError, match="no nodes: no, and why"),
@@ -52,7 +52,8 @@ def test_a_refusal_is_told_in_the_words_of_salloc(tmp_path: Path) -> None:
         pass
 
 
-def test_an_allocation_that_waits_for_ever_is_given_up_with_what_to_change(tmp_path: Path) -> None:
+def test_endless_allocation_wait_is_given_up(tmp_path: Path) -> None:
+    """An allocation that stays pending is given up with what to change."""
     line = "7|PENDING|N/A|2||PartitionTimeLimit|(null)"
     file, environ = _given(tmp_path, PENDING, f"echo '{line}'")
     with (
@@ -63,7 +64,7 @@ def test_an_allocation_that_waits_for_ever_is_given_up_with_what_to_change(tmp_p
     assert told.value.fix == "change the job file, or use --set time_limit=…"
 
 
-def test_a_waiting_allocation_says_where_it_stands(tmp_path: Path) -> None:
+def test_waiting_allocation_shows_its_queue_state(tmp_path: Path) -> None:
     squeue = """case "$*" in *--sort*) echo '3|other'; echo '5|main'; echo '7|main' ;;
 *) echo '7|PENDING|2026-11-28T19:17:52|2||Priority|(null)' ;; esac"""
     file, environ = _given(tmp_path, PENDING, squeue)

@@ -11,7 +11,7 @@ from orchestrator.core.host.host_health import HostHealth
 NOW = 1e9
 
 
-def test_hosts_are_listed_with_the_failures_that_count(tmp_path: Path) -> None:
+def test_hosts_are_listed_with_counting_failures(tmp_path: Path) -> None:
     for note in (
         HostHealth("n1", NOW, ""),
         HostHealth("user@n2", NOW, "connect: refused"),
@@ -26,6 +26,7 @@ def test_hosts_are_listed_with_the_failures_that_count(tmp_path: Path) -> None:
     ]
 
 
-def test_damage_is_passed_over(tmp_path: Path) -> None:
+def test_damaged_host_file_is_skipped(tmp_path: Path) -> None:
+    """Damage is skipped."""
     (tmp_path / "jobs" / "gpt-20260101-000000000-ab").mkdir(parents=True)
     assert seen_hosts.list_hosts(tmp_path, NOW) == [] and seen_hosts.list_hosts(tmp_path / "none", NOW) == []

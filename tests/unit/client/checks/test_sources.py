@@ -32,18 +32,19 @@ def test_own_modules_are_followed(tmp_path: Path) -> None:
     assert {"model", "pkg", "unused", "lib"} <= set(own)
 
 
-def test_a_module_begins_with_its_main(tmp_path: Path) -> None:
+def test_module_starts_with_its_main(tmp_path: Path) -> None:
     files = {"app/__init__.py": "", "app/__main__.py": "import app.run\n", "app/run.py": ""}
     code, _ = found(tmp_path, "entrypoint: -m app", files)
     assert code == ["app/__main__.py", "app/__init__.py", "app/run.py"]
 
 
-def test_code_that_this_python_cannot_parse_still_goes_along(tmp_path: Path) -> None:
+def test_code_unparsable_by_this_python_is_included(tmp_path: Path) -> None:
+    """Code that this Python cannot parse is still included."""
     assert found(tmp_path, "entrypoint: train.py", {"train.py": "x = (\n"})[0] == ["train.py"]
 
 
 @pytest.mark.parametrize("backend", ["local", "slurm", "ssh"])
-def test_a_file_that_does_not_compile_is_refused_with_its_caret(tmp_path: Path, backend: str) -> None:
+def test_uncompilable_file_is_refused_with_caret(tmp_path: Path, backend: str) -> None:
     (tmp_path / "job.yaml").write_text(
         f"name: a\nbackend: {backend}\nprocs_per_node: 1\nentrypoint: train.py\nssh: {{hosts: a}}\n"
     )
@@ -60,7 +61,7 @@ def test_a_file_that_does_not_compile_is_refused_with_its_caret(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_the_ranks_own_python_judges_what_this_one_cannot_compile(tmp_path: Path) -> None:
+def test_rank_python_judges_code_this_one_cannot_compile(tmp_path: Path) -> None:
     newer = tmp_path / "python3"
     newer.write_text("#!/bin/sh\nprintf '%s' '{}'\n")
     newer.chmod(0o755)
@@ -69,5 +70,5 @@ def test_the_ranks_own_python_judges_what_this_one_cannot_compile(tmp_path: Path
     sources.refuse_uncompiled(load(tmp_path / "job.yaml"), {})
 
 
-def test_a_command_has_no_sources(tmp_path: Path) -> None:
+def test_command_has_no_sources(tmp_path: Path) -> None:
     assert found(tmp_path, "command: make train", {}) == ([], ())

@@ -27,16 +27,14 @@ from orchestrator.client.logs import losses as logged
         ("", None),
     ],
 )  # fmt: skip
-def test_the_losses_of_a_log_that_are_of_training(
-    tmp_path: Path, log: str, losses: tuple[str, str] | None
-) -> None:
+def test_training_losses_of_log_are_read(tmp_path: Path, log: str, losses: tuple[str, str] | None) -> None:
     path = tmp_path / "rank.log"
     assert logged.read_losses(path) is None
     path.write_text(log)
     assert logged.read_losses(path) == losses
 
 
-def test_the_last_line_of_a_long_log_counts_whole(tmp_path: Path) -> None:
+def test_last_line_of_long_log_counts_completely(tmp_path: Path) -> None:
     path = tmp_path / "rank.log"
     cut = "validation " + (logged.TAIL_BYTES - 20) * "."
     path.write_text(f"loss 3\n{cut} loss 9\nloss 2\n")

@@ -80,7 +80,7 @@ def test_a_job_without_logs_has_no_lines(job: Job) -> None:
     assert list(lines(job.follow().drain())) == []
 
 
-def test_ranks_are_merged_by_time_then_rank_then_file_order(job: Job) -> None:
+def test_ranks_merge_by_time_then_rank_then_order(job: Job) -> None:
     job.write(1, "b1\nb2\n", at_ns=10 * S)
     job.write(0, "a1\n", at_ns=10 * S)
     job.write(0, "a2\n", at_ns=12 * S)
@@ -92,15 +92,13 @@ def test_ranks_are_merged_by_time_then_rank_then_file_order(job: Job) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
-def test_every_line_has_the_time_of_the_first_record_beyond_its_end(job: Job, seed: int) -> None:
+def test_line_time_is_first_index_record_after_it(job: Job, seed: int) -> None:
     dice = random.Random(seed)
     expected, written, at_ns = list[tuple[int, int, str]](), dict.fromkeys(range(3), ""), 0
     for _ in range(200):
         at_ns += dice.choice((0, 1, 7))
         rank = dice.randrange(3)
-        text = "".join(
-            dice.choice((f"{dice.random()}", "x" * dice.choice((10, 6_000)), "\n", "\n")) for _ in range(9)
-        )
+        text = "".join(dice.choice((f"{dice.random()}", "x" * dice.choice((10, 6_000)), "\n", "\n")) for _ in range(9))
         job.write(rank, text, at_ns=at_ns)
         *whole, written[rank] = (written[rank] + text).split("\n")
         expected += [(at_ns, rank, line) for line in whole]
@@ -111,7 +109,8 @@ def test_every_line_has_the_time_of_the_first_record_beyond_its_end(job: Job, se
     assert [(line.time_ns, line.rank, line.text) for line in job.lines()] == expected
 
 
-def test_what_the_index_does_not_cover_was_written_by_the_files_mtime(job: Job) -> None:
+def test_unindexed_lines_have_file_mtime(job: Job) -> None:
+    """Lines that the index does not cover were written by the file's mtime."""
     job.write(0, "noted\n", at_ns=10 * S)
     append(job.dir.rank_log(1, 0), "not noted\n")
     os.utime(job.dir.rank_log(1, 0), ns=(20 * S, 20 * S))
@@ -123,14 +122,14 @@ def test_what_the_index_does_not_cover_was_written_by_the_files_mtime(job: Job) 
     ]
 
 
-def test_no_line_is_later_than_the_reader_s_clock(job: Job) -> None:
+def test_no_line_is_later_than_readers_clock(job: Job) -> None:
     job.write(0, "from a clock ahead\n", at_ns=NOW_NS + 99 * S)
     assert job.lines()[0].time_ns == NOW_NS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_a_tail_is_the_end_of_the_whole(job: Job, seed: int) -> None:
+def test_tail_is_end_of_full_output(job: Job, seed: int) -> None:
     dice = random.Random(seed)
     for attempt in range(1, dice.randint(2, 4)):
         at_ns = attempt * 1_000 * S
@@ -143,21 +142,21 @@ def test_a_tail_is_the_end_of_the_whole(job: Job, seed: int) -> None:
         assert job.lines(LogQuery(tail=tail)) == everything[max(0, len(everything) - tail) :]
 
 
-def test_an_unfinished_last_line_is_shown(job: Job) -> None:
+def test_unfinished_last_line_is_shown(job: Job) -> None:
     job.write(0, "whole\nhalf")
     assert job.texts() == ["whole", "half"]
     assert job.texts(LogQuery(tail=1)) == ["half"]
 
 
 @pytest.mark.parametrize("text", ["\n", "a", "\n\n\n", "a\n\n", "\na", "é\n"])
-def test_every_line_comes_once_both_ways(job: Job, text: str) -> None:
+def test_forward_and_backward_reading_yield_each_line_once(job: Job, text: str) -> None:
     job.write(0, text)
     expected = text.removesuffix("\n").split("\n")
     assert job.texts() == expected
     assert job.texts(LogQuery(tail=99)) == expected
 
 
-def test_ranks_nodes_and_attempts_are_chosen(job: Job) -> None:
+def test_ranks_nodes_and_attempts_are_selectable(job: Job) -> None:
     for rank in range(4):
         job.write(rank, f"rank {rank}\n", at_ns=rank * S)
         job.write(rank, f"again {rank}\n", at_ns=rank * S, attempt=2)
@@ -173,7 +172,7 @@ def test_ranks_nodes_and_attempts_are_chosen(job: Job) -> None:
     assert attempts(job.dir) == (1, 2)
 
 
-def test_without_an_attempt_the_newest_with_output_is_read(job: Job) -> None:
+def test_newest_attempt_with_output_is_default(job: Job) -> None:
     job.write(0, "old\n", attempt=1)
     job.write(0, "new\n", attempt=2)
     job.write(0, "", attempt=3)
@@ -181,7 +180,8 @@ def test_without_an_attempt_the_newest_with_output_is_read(job: Job) -> None:
     assert job.texts(LogQuery(attempt=1)) == ["old"]
 
 
-def test_a_tail_that_wants_more_goes_on_into_earlier_attempts(job: Job) -> None:
+def test_long_tail_continues_into_earlier_attempts(job: Job) -> None:
+    """A tail that needs more lines continues into earlier attempts."""
     job.write(0, "1\n2\n", attempt=1, at_ns=100 * S)
     job.write(0, "3\n4\n", attempt=2, at_ns=50 * S)  # another node's clock: the attempt decides
     assert job.texts(LogQuery(tail=2)) == ["3", "4"]
@@ -189,7 +189,7 @@ def test_a_tail_that_wants_more_goes_on_into_earlier_attempts(job: Job) -> None:
     assert job.texts(LogQuery(tail=3, attempt=2)) == ["3", "4"]
 
 
-def test_grep_searches_every_attempt_and_tail_counts_what_it_found(job: Job) -> None:
+def test_grep_searches_every_attempt_and_tail_counts_matches(job: Job) -> None:
     job.write(0, "loss 1\nstep\nloss 2\nstep\n", attempt=1)
     job.write(0, "loss 3\nstep\nstep\n", attempt=2)
     assert job.texts(LogQuery(grep=re.compile("loss"))) == ["loss 1", "loss 2", "loss 3"]
@@ -197,7 +197,8 @@ def test_grep_searches_every_attempt_and_tail_counts_what_it_found(job: Job) -> 
     assert job.texts(LogQuery(grep=re.compile("loss"), attempt=1)) == ["loss 1", "loss 2"]
 
 
-def test_since_shows_what_ended_in_that_time_in_every_attempt(job: Job) -> None:
+def test_since_selects_lines_in_every_attempt(job: Job) -> None:
+    """since shows the lines that ended in that time, in every attempt."""
     job.write(0, "early\nearly, ", attempt=1, at_ns=NOW_NS - 100 * S)
     job.write(0, "but ended late\n", attempt=1, at_ns=NOW_NS - 50 * S)
     job.write(0, "late\n", attempt=2, at_ns=NOW_NS - 10 * S)
@@ -207,7 +208,7 @@ def test_since_shows_what_ended_in_that_time_in_every_attempt(job: Job) -> None:
     assert job.texts(LogQuery(since_s=5)) == []
 
 
-def test_the_end_of_a_huge_log_is_found_without_reading_it(job: Job) -> None:
+def test_end_of_huge_log_needs_no_full_read(job: Job) -> None:
     for rank in range(64):
         job.write(rank, "first\n", at_ns=1 * S)
         os.truncate(job.dir.rank_log(1, rank), SPARSE_BYTES)
@@ -226,7 +227,8 @@ def read_bytes() -> int:
     return int(counters["rchar"])
 
 
-def test_a_line_too_long_is_cut_and_marked_and_nothing_of_it_is_lost(job: Job) -> None:
+def test_overlong_line_is_split_and_marked_without_loss(job: Job) -> None:
+    """A line that is too long is split and marked, and nothing of it is lost."""
     text = "é" * (2 * LINE_BYTES_MAX) + "end"
     job.write(0, f"before\n{text}\nafter\n")
     for query in (LogQuery(), LogQuery(tail=99)):
@@ -248,30 +250,30 @@ def test_a_line_too_long_is_cut_and_marked_and_nothing_of_it_is_lost(job: Job) -
         ("█\r██", "██"),
     ],
 )
-def test_a_progress_bar_is_what_is_seen_at_its_end(job: Job, written: str, seen: str) -> None:
+def test_progress_bar_shows_final_state(job: Job, written: str, seen: str) -> None:
     job.write(0, written + "\n")
     assert job.texts() == [seen]
 
 
-def test_what_was_printed_behind_an_unfinished_bar_is_a_line_of_its_own(job: Job) -> None:
+def test_text_after_unfinished_bar_is_own_line(job: Job) -> None:
     bar = "  5%|# | 1/20 [00:00<00:13, 75 rows/s]"
     job.write(0, f'\r{bar}{{"saved": [1]}}\n\r{bar} \n')
     assert job.texts() == [bar, '{"saved": [1]}', bar]
 
 
-def test_a_progress_bar_of_any_length_is_one_line(job: Job) -> None:
+def test_progress_bar_of_any_length_is_one_line(job: Job) -> None:
     bar = "".join(f"\r{step:6d}/99999 |███   |" for step in range(20_000))
     job.write(0, f"before\n{bar}\nafter\n")
     for query in (LogQuery(), LogQuery(tail=99)):
         assert job.texts(query) == ["before", " 19999/99999 |███   |", "after"]
 
 
-def test_bytes_that_are_no_text_are_shown_as_such(job: Job) -> None:
+def test_undecodable_bytes_are_shown_escaped(job: Job) -> None:
     job.write(0, b"caf\xe9 \xff\n")
     assert job.texts() == ["caf� �"]
 
 
-def test_a_follower_begins_with_the_tail_and_goes_on(job: Job) -> None:
+def test_follower_starts_with_tail_and_continues(job: Job) -> None:
     job.write(0, "1\n2\n3\n")
     follower = job.follow(LogQuery(tail=2))
     job.write(0, "4\n")
@@ -280,7 +282,8 @@ def test_a_follower_begins_with_the_tail_and_goes_on(job: Job) -> None:
     assert polled(follower) == []
 
 
-def test_a_follower_finds_new_ranks_and_attempts_and_keeps_attempts_apart(job: Job) -> None:
+def test_follower_finds_new_ranks_and_separates_attempts(job: Job) -> None:
+    """A follower finds new ranks and attempts and keeps attempts apart."""
     follower = job.follow()
     assert polled(follower) == []
     job.write(1, "old\n", attempt=1)
@@ -293,7 +296,8 @@ def test_a_follower_finds_new_ranks_and_attempts_and_keeps_attempts_apart(job: J
     assert polled(follower) == ["late"]
 
 
-def test_an_unfinished_line_is_held_back_until_it_ends_or_a_second_has_passed(job: Job) -> None:
+def test_unfinished_line_is_held_until_end_or_second(job: Job) -> None:
+    """An unfinished line is held back until it ends or a second has passed."""
     follower = job.follow()
     job.write(0, "half")
     assert polled(follower) == []
@@ -307,7 +311,7 @@ def test_an_unfinished_line_is_held_back_until_it_ends_or_a_second_has_passed(jo
     assert polled(follower) == ["further on"]
 
 
-def test_what_follows_on_a_line_given_away_comes_as_a_line_of_its_own(job: Job) -> None:
+def test_rest_of_emitted_line_is_own_line(job: Job) -> None:
     follower = job.follow()
     job.write(0, b"loading \xe2\x96")
     polled(follower)
@@ -317,7 +321,7 @@ def test_what_follows_on_a_line_given_away_comes_as_a_line_of_its_own(job: Job) 
     assert polled(follower) == ["█ done"]
 
 
-def test_a_progress_bar_is_followed_at_a_calm_pace(job: Job) -> None:
+def test_progress_bar_is_followed_at_slow_pace(job: Job) -> None:
     follower = job.follow()
     shown = []
     for step in range(100):
@@ -329,7 +333,8 @@ def test_a_progress_bar_is_followed_at_a_calm_pace(job: Job) -> None:
     assert polled(follower) == ["100%"]
 
 
-def test_a_truncated_log_starts_anew_and_what_was_held_is_not_lost(job: Job) -> None:
+def test_truncated_log_restarts_without_losing_held_text(job: Job) -> None:
+    """A truncated log starts again, and what was held back is not lost."""
     follower = job.follow()
     job.write(0, "one\nheld")
     assert polled(follower) == ["one"]
@@ -338,7 +343,7 @@ def test_a_truncated_log_starts_anew_and_what_was_held_is_not_lost(job: Job) -> 
     assert polled(follower) == ["held", "new"]
 
 
-def test_draining_gives_the_rest_unfinished_lines_too(job: Job) -> None:
+def test_drain_returns_rest_with_unfinished_lines(job: Job) -> None:
     job.write(0, "past\n")
     follower = job.follow()
     job.write(0, "whole\nhalf \xe9".encode("latin-1"))
@@ -347,7 +352,7 @@ def test_draining_gives_the_rest_unfinished_lines_too(job: Job) -> None:
     assert list(lines(follower.drain())) == []
 
 
-def test_a_follower_greps_old_and_new(job: Job) -> None:
+def test_follower_greps_old_and_new_lines(job: Job) -> None:
     job.write(0, "loss 1\nstep\n")
     follower = job.follow(LogQuery(grep=re.compile("loss")))
     job.write(0, "step\nloss 2\n")
@@ -356,7 +361,7 @@ def test_a_follower_greps_old_and_new(job: Job) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
-def test_a_follower_never_loses_or_doubles_or_reorders_a_line(job: Job, seed: int) -> None:
+def test_follower_never_loses_doubles_or_reorders_lines(job: Job, seed: int) -> None:
     dice = random.Random(seed)
     written: dict[tuple[int, int], bytes] = {}
     follower, got = None, list[LogLine]()
@@ -379,7 +384,7 @@ def test_a_follower_never_loses_or_doubles_or_reorders_a_line(job: Job, seed: in
 
 
 @pytest.mark.slow
-def test_a_thousand_ranks_are_read_and_followed_with_few_open_files(job: Job) -> None:
+def test_thousand_ranks_are_followed_with_few_open_files(job: Job) -> None:
     for rank in range(1_000):
         append(job.dir.rank_log(1, rank), f"hello from {rank}\n")
     before = len(list(Path("/proc/self/fd").iterdir()))

@@ -42,12 +42,8 @@ def parts_shown(found: Iterable[LogLine]) -> list[str]:
 
 @pytest.mark.parametrize("begin", [-len(SECRET) - 1, -len(SECRET) + 1, -8, -1, 0])
 @pytest.mark.parametrize("cut_bytes", [LINE_BYTES_MAX, 2 * LINE_BYTES_MAX])
-@pytest.mark.parametrize(
-    "query", [LogQuery(), LogQuery(tail=9), LogQuery(since_s=60.0)], ids=["all", "tail", "since"]
-)
-def test_a_secret_across_the_cut_of_a_long_line_is_in_one_piece(
-    job: JobDir, begin: int, cut_bytes: int, query: LogQuery
-) -> None:
+@pytest.mark.parametrize("query", [LogQuery(), LogQuery(tail=9), LogQuery(since_s=60.0)], ids=["all", "tail", "since"])
+def test_secret_across_long_line_cut_stays_whole(job: JobDir, begin: int, cut_bytes: int, query: LogQuery) -> None:
     head = "." * (cut_bytes + begin)
     text = f"{head}{SECRET}{'.' * (3 * LINE_BYTES_MAX - len(head) - len(SECRET))}"
     for at in range(0, len(text), 50_000):
@@ -59,14 +55,14 @@ def test_a_secret_across_the_cut_of_a_long_line_is_in_one_piece(
 
 
 @pytest.mark.parametrize("query", [LogQuery(), LogQuery(tail=9)], ids=["all", "tail"])
-def test_a_run_of_the_character_that_another_secret_begins_with_is_no_beginning_of_it(
-    job: JobDir, query: LogQuery
-) -> None:
+def test_repeated_first_character_is_no_start_of_secret(job: JobDir, query: LogQuery) -> None:
+    """A run of the character that another secret begins with is not its beginning."""
     write(job, "." * (LINE_BYTES_MAX - 8) + SECRET + "." * (LINE_BYTES_MAX - 7))
     assert parts_shown(read(job, query, NOW_NS, Mask([SECRET, ".another one"]))) == []
 
 
-def test_of_a_secret_that_is_being_written_nothing_is_shown(job: JobDir) -> None:
+def test_partly_written_secret_is_not_shown(job: JobDir) -> None:
+    """Nothing is shown of a secret that is being written."""
     write(job, f"key {SECRET[:9]}")
     assert parts_shown(read(job, LogQuery(), NOW_NS, MASK)) == []
     times = iter(range(NOW_NS, NOW_NS + 100 * S, int(2 * FLUSH_S * S)))
@@ -78,11 +74,12 @@ def test_of_a_secret_that_is_being_written_nothing_is_shown(job: JobDir) -> None
     assert "".join(MASK.apply(line.text) for line in shown) == "key *** is it"
 
 
-def test_a_secret_that_a_progress_bar_has_partly_written_over_is_not_shown(job: JobDir) -> None:
+def test_secret_partly_overwritten_by_bar_is_not_shown(job: JobDir) -> None:
     write(job, f"{SECRET}\rhi\n")
     assert parts_shown(read(job, LogQuery(), NOW_NS, MASK)) == []
 
 
-def test_a_long_line_that_is_nothing_but_secrets_is_read_all_the_same(job: JobDir) -> None:
+def test_long_line_of_only_secrets_is_read(job: JobDir) -> None:
+    """A long line that consists of secrets is still read."""
     write(job, "a" * 3 * LINE_BYTES_MAX)
     assert len(list(read(job, LogQuery(), NOW_NS, Mask(["aaaa"])))) > 1

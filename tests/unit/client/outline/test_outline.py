@@ -36,7 +36,8 @@ def _settings(found: Outline, node: int = 0) -> dict[str, Setting]:
     return {one.name: one for one in found.nodes[node].settings}
 
 
-def test_nodes_ranks_and_the_users_variables_are_named_with_their_lines(tmp_path: Path) -> None:
+def test_nodes_ranks_and_user_variables_have_line_numbers(tmp_path: Path) -> None:
+    """Nodes, ranks and the user's variables are named with their lines."""
     found = _outline(tmp_path, "nodes=2", "batch.per_device=4", GLOO_SOCKET_IFNAME="eth7", SHELL="/bin/sh")
     assert [(node.name, node.ranks, node.devices) for node in found.nodes] == [
         ("node-0", (0, 1), "CPU"), ("node-1", (2, 3), "CPU"),
@@ -51,12 +52,13 @@ def test_nodes_ranks_and_the_users_variables_are_named_with_their_lines(tmp_path
     assert found.inherited == 2, "PATH and SHELL; ORCH_HOME is not passed on"
 
 
-def test_an_override_is_named_as_the_place_of_a_variable(tmp_path: Path) -> None:
+def test_override_is_named_as_source_of_variable(tmp_path: Path) -> None:
     found = _settings(_outline(tmp_path, "env.NCCL_IB_TIMEOUT=9"))["NCCL_IB_TIMEOUT"]
     assert (found.value, found.reason) == ("9", "--set env.NCCL_IB_TIMEOUT=9")
 
 
-def test_what_only_slurms_allocation_tells_is_left_open(tmp_path: Path) -> None:
+def test_facts_only_known_to_allocation_stay_open(tmp_path: Path) -> None:
+    """Facts that only Slurm's allocation can give are left open."""
     found = _outline(tmp_path, "nodes=3", backend="slurm", SLURM_CPUS_ON_NODE="64", OMP_PLACES="cores")
     assert [(node.host, node.facts) for node in found.nodes] == [("", None)] * 3
     settings = _settings(found, 2)
@@ -66,16 +68,14 @@ def test_what_only_slurms_allocation_tells_is_left_open(tmp_path: Path) -> None:
     assert _settings(_outline(tmp_path, backend="slurm"))["NCCL_SOCKET_IFNAME"].value == "lo"
 
 
-def test_a_secret_stays_one(tmp_path: Path) -> None:
-    found = _outline(
-        tmp_path, "secrets=[TOKEN_OF_MINE, NCCL_SECRET]", TOKEN_OF_MINE="s3cret", NCCL_SECRET="s3cret"
-    )
+def test_secret_stays_hidden(tmp_path: Path) -> None:
+    found = _outline(tmp_path, "secrets=[TOKEN_OF_MINE, NCCL_SECRET]", TOKEN_OF_MINE="s3cret", NCCL_SECRET="s3cret")
     assert "s3cret" not in str(found.as_json())
     assert [one.name for one in found.variables] == ["FOO", "TOKEN_OF_MINE"]
     assert _settings(found)["NCCL_SECRET"].value == "(secret)"
 
 
-def test_what_a_submit_refuses_is_refused(tmp_path: Path) -> None:
+def test_outline_refuses_what_submit_refuses(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="2 GPUs wanted"):
         _outline(tmp_path, "gpus_per_node=2", "procs_per_node=null")
     with pytest.raises(UserError, match="no interface eth77"):

@@ -15,8 +15,8 @@ import pytest
 
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.checkpoint import (
+    Checkpoint,
     CheckpointFile,
-    CheckpointRecord,
     CheckpointState,
     FileLocation,
 )
@@ -30,14 +30,14 @@ FILES = {
 }
 
 
-def save_of(root: Path, main: str, *names: str, hashed: bool = True) -> CheckpointRecord:
+def save_of(root: Path, main: str, *names: str, hashed: bool = True) -> Checkpoint:
     """Return a save of the files as they are now."""
     pieces = []
     for name in names:
         about = (root / name).stat()
         digest = hashlib.sha256((root / name).read_bytes()).hexdigest() if hashed else ""
         pieces.append(CheckpointFile(name, about.st_size, about.st_mtime_ns, digest))
-    return saved(1, key=main, main=main, pieces=tuple(pieces), places=(FileLocation("", str(root)),))
+    return saved(1, key=main, main=main, files=tuple(pieces), locations=(FileLocation("", str(root)),))
 
 
 @pytest.fixture
@@ -124,24 +124,18 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 @pytest.mark.parametrize("hashed", [True, False], ids=["sha256", "no sha256"])
 @pytest.mark.parametrize("deep", [True, False], ids=["read", "look"])
-def test_a_comparison_names_the_first_file_that_is_not_as_it_was_saved(
-    root: Path, case: Case, hashed: bool, deep: bool
-) -> None:
+def test_comparison_names_first_differing_file(root: Path, case: Case, hashed: bool, deep: bool) -> None:
     save = save_of(root, "run/step_5", *FILES, hashed=hashed)
     case.harm(root / "run/step_5/model.pt")
     found = disk.compare(save, deep=deep)
-    wanted = (
-        (case.read if deep else case.look) if hashed else (case.read_without if deep else case.look_without)
-    )
+    wanted = (case.read if deep else case.look) if hashed else (case.read_without if deep else case.look_without)
     assert wanted in found.fault and bool(wanted) == bool(found.fault)
     assert found.fault.startswith("run/step_5/model.pt ") == bool(wanted)
     if wanted:
         assert (found.pieces, found.compared) == (save.files, "")
     else:
         assert [piece.name for piece in found.pieces] == [piece.name for piece in save.files]
-        assert all(disk.matches_record(root, piece) for piece in found.pieces), (
-            "what was only touched has its new time"
-        )
+        assert all(disk.matches_record(root, piece) for piece in found.pieces), "what was only touched has its new time"
 
 
 @pytest.mark.parametrize(
@@ -151,12 +145,12 @@ def test_a_comparison_names_the_first_file_that_is_not_as_it_was_saved(
         (False, True, "CRC-32 and size and time, its format has no check sum of 3 files"),
     ],
 )  # fmt: skip
-def test_what_was_compared_is_said(root: Path, hashed: bool, deep: bool, by: str) -> None:
+def test_comparison_reports_what_was_compared(root: Path, hashed: bool, deep: bool, by: str) -> None:
     assert disk.compare(save_of(root, "run/step_5", *FILES, hashed=hashed), deep=deep).compared == by
 
 
 @pytest.mark.parametrize("hashed", [True, False])
-def test_what_the_disk_does_not_give_now_is_no_proof_of_damage(root: Path, hashed: bool) -> None:
+def test_unreadable_data_is_no_proof_of_damage(root: Path, hashed: bool) -> None:
     save = save_of(root, "run/step_5", *FILES, hashed=hashed)
     with unprivileged(root):
         (root / "run/step_5/model.pt").chmod(0)
@@ -171,7 +165,7 @@ def test_what_the_disk_does_not_give_now_is_no_proof_of_damage(root: Path, hashe
 # Hashed
 
 
-def test_digests_are_those_of_files_that_stay_as_they_were(root: Path) -> None:
+def test_digests_are_only_of_unchanged_files(root: Path) -> None:
     save = save_of(root, "run/step_5", *FILES, hashed=False)
     known = (dataclasses.replace(save.files[0], sha256="known"), *save.files[1:])
     found = disk.hash_files(root, known)
@@ -182,7 +176,7 @@ def test_digests_are_those_of_files_that_stay_as_they_were(root: Path) -> None:
     assert disk.hash_files(root, save.files) is None
 
 
-def test_hashing_can_be_paced_and_given_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashing_can_be_paced_and_cancelled(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "BLOCK_BYTES", 100)
     counts: list[int] = []
     path = root / "run/step_5/model.pt"
@@ -199,7 +193,7 @@ def test_hashing_can_be_paced_and_given_up(root: Path, monkeypatch: pytest.Monke
 # Set aside
 
 
-def test_what_a_torn_save_has_left_is_renamed_out_of_sight(root: Path) -> None:
+def test_leftovers_of_torn_checkpoint_are_hidden(root: Path) -> None:
     save = dataclasses.replace(save_of(root, "run/step_5", *FILES), state=CheckpointState.TORN, attempt=3)
     write(root / "run/step_5/more.txt")
     assert disk.quarantine(root, save) == [("run/step_5", ".step_5.torn-attempt-3")]
@@ -213,7 +207,7 @@ def test_what_a_torn_save_has_left_is_renamed_out_of_sight(root: Path) -> None:
     ]
 
 
-def test_files_of_no_folder_are_renamed_one_by_one_and_each_gets_a_name_of_its_own(root: Path) -> None:
+def test_loose_torn_files_are_renamed_individually(root: Path) -> None:
     for name in ("a/x.pt", "b/x.pt", "y.pt"):
         write(root / name)
     save = save_of(root, "y.pt", "a/x.pt", "b/x.pt", "y.pt")
@@ -222,7 +216,7 @@ def test_files_of_no_folder_are_renamed_one_by_one_and_each_gets_a_name_of_its_o
     ]  # fmt: skip
 
 
-def test_what_is_not_as_it_was_recorded_or_is_a_link_or_is_the_place_itself_stays(root: Path) -> None:
+def test_changed_linked_or_root_path_is_not_renamed(root: Path) -> None:
     save = save_of(root, "run/step_5", *FILES)
     os.utime(root / "run/step_5/optim.pt")
     (root / "link").symlink_to("run/step_5/model.pt")
@@ -232,9 +226,7 @@ def test_what_is_not_as_it_was_recorded_or_is_a_link_or_is_the_place_itself_stay
     assert disk.quarantine(root, save_of(root, "link", "link")) == []
     assert disk.quarantine(root, dataclasses.replace(save, files=())) == []
     assert listing(root) == before
-    assert disk.quarantine(root, save_of(root, ".", ".metadata")) == [
-        (".metadata", "..metadata.torn-attempt-1")
-    ]
+    assert disk.quarantine(root, save_of(root, ".", ".metadata")) == [(".metadata", "..metadata.torn-attempt-1")]
 
 
 # Kept, and put back
@@ -248,17 +240,14 @@ def in_place(path: Path) -> None:
 
 
 @pytest.mark.parametrize("copies", [True, False])
-def test_what_is_kept_stays_whatever_a_script_does_and_can_be_put_back(root: Path, copies: bool) -> None:
+def test_kept_copy_survives_script_and_can_be_restored(root: Path, copies: bool) -> None:
     save, kept = save_of(root, "run/step_5", *FILES), root / ".kept" / "1"
     assert disk.keep_copy(save, kept, copies=copies)
     assert [(kept / name).samefile(root / name) for name in FILES] == [not copies] * 3
     if copies:
         in_place(root / "run/step_5/model.pt")
     shutil.rmtree(root / "run")
-    assert (
-        disk.compare(dataclasses.replace(save, locations=(FileLocation("", str(kept)),)), deep=True).fault
-        == ""
-    )
+    assert disk.compare(dataclasses.replace(save, locations=(FileLocation("", str(kept)),)), deep=True).fault == ""
     assert disk.restore(save, kept, root)
     assert (
         disk.compare(save, deep=True).fault == ""
@@ -268,7 +257,7 @@ def test_what_is_kept_stays_whatever_a_script_does_and_can_be_put_back(root: Pat
     assert disk.restore(save, kept, root), "it is there"
 
 
-def test_nothing_is_put_over_what_is_there(root: Path) -> None:
+def test_restore_overwrites_nothing(root: Path) -> None:
     save, kept = save_of(root, "run/step_5", *FILES), root / ".kept" / "1"
     assert disk.keep_copy(save, kept, copies=True)
     (root / "run/step_5/optim.pt").unlink()
@@ -278,9 +267,7 @@ def test_nothing_is_put_over_what_is_there(root: Path) -> None:
     assert listing(root) == before
 
 
-def test_what_is_written_again_while_it_is_kept_is_not_kept(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_rewritten_while_kept_is_not_kept(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save, kept = save_of(root, "run/step_5", *FILES), root / ".kept" / "1"
     in_place(root / "run/step_5/optim.pt")
     for copies in (True, False):
@@ -291,9 +278,7 @@ def test_what_is_written_again_while_it_is_kept_is_not_kept(
     assert list((root / ".kept").iterdir()) == []
 
 
-def test_copies_leave_half_of_the_space_that_is_free_once_older_ones_have_given_way(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_leave_half_of_free_space(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save, kept, older = save_of(root, "run/step_5", *FILES), root / ".kept" / "2", root / ".kept" / "1"
     size, usage = save.size_bytes, shutil.disk_usage(root)
 
@@ -317,9 +302,7 @@ def test_copies_leave_half_of_the_space_that_is_free_once_older_ones_have_given_
 
 
 @pytest.mark.parametrize("can_clone", [True, False])
-def test_a_copy_has_the_bytes_and_the_time_of_its_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_clone: bool
-) -> None:
+def test_copy_has_bytes_and_time_of_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_clone: bool) -> None:
     if not can_clone:
 
         def refused(*_: object) -> int:
@@ -335,7 +318,7 @@ def test_a_copy_has_the_bytes_and_the_time_of_its_source(
 # Deleted
 
 
-def test_the_files_of_a_save_are_deleted_with_their_folder(root: Path) -> None:
+def test_files_of_checkpoint_are_deleted_with_folder(root: Path) -> None:
     write(root / "run/step_6/model.pt")
     (root / "run/step_5/empty/folder").mkdir(parents=True)
     assert disk.delete_checkpoint(save_of(root, "run/step_5", *FILES), root) == ""
@@ -344,7 +327,7 @@ def test_the_files_of_a_save_are_deleted_with_their_folder(root: Path) -> None:
 
 @pytest.mark.parametrize("left", [3, 2, 1])
 @pytest.mark.parametrize("mine", [{}, {"run/step_5/notes.txt": b"mine"}])
-def test_what_a_deletion_that_was_killed_has_left_is_deleted_by_the_next_one(
+def test_next_deletion_removes_leftovers_of_killed_one(
     root: Path, monkeypatch: pytest.MonkeyPatch, left: int, mine: dict[str, bytes]
 ) -> None:
     save = save_of(root, "run/step_5", *FILES)
@@ -358,7 +341,7 @@ def test_what_a_deletion_that_was_killed_has_left_is_deleted_by_the_next_one(
     assert disk.delete_checkpoint(save, root) == "" and listing(root) == mine
 
 
-def test_what_is_not_in_the_ledger_is_never_deleted(root: Path) -> None:
+def test_file_outside_ledger_is_never_deleted(root: Path) -> None:
     save = save_of(root, "run/step_5", *FILES)
     write(root / "run/step_5/notes.txt", b"mine")
     (root / "run/step_5/data").symlink_to("/etc")
@@ -367,36 +350,32 @@ def test_what_is_not_in_the_ledger_is_never_deleted(root: Path) -> None:
     assert listing(root) == {"run/step_5/notes.txt": b"mine", "run/step_5/data": b"/etc"}
 
 
-def test_a_save_whose_files_have_changed_stays_and_the_reason_is_told(root: Path) -> None:
+def test_changed_checkpoint_stays_with_reason(root: Path) -> None:
     save = save_of(root, "run/step_5", *FILES)
     os.utime(root / "run/step_5/optim.pt")
     before = listing(root)
     assert disk.delete_checkpoint(save, root) == "run/step_5/optim.pt has changed since it was saved"
-    assert disk.delete_checkpoint(dataclasses.replace(save, files=()), root).startswith(
-        "run/step_5 has changed since"
-    )
+    assert disk.delete_checkpoint(dataclasses.replace(save, files=()), root).startswith("run/step_5 has changed since")
     assert listing(root) == before
 
 
-def test_a_link_in_the_place_of_a_save_stays_with_what_it_leads_to(root: Path) -> None:
+def test_link_in_place_of_checkpoint_stays_with_target(root: Path) -> None:
     (root / "elsewhere").mkdir()
     (root / "run/step_5").rename(root / "elsewhere/step_5")
     (root / "run/step_5").symlink_to(root / "elsewhere/step_5")
     before = listing(root)
-    assert (
-        disk.delete_checkpoint(save_of(root, "run/step_5", *FILES), root) == "run/step_5 is a symbolic link"
-    )
+    assert disk.delete_checkpoint(save_of(root, "run/step_5", *FILES), root) == "run/step_5 is a symbolic link"
     assert listing(root) == before
 
 
-def test_the_place_itself_is_never_deleted(root: Path) -> None:
+def test_checkpoint_root_is_never_deleted(root: Path) -> None:
     shutil.rmtree(root / "run")
     write(root / ".metadata")
     assert disk.delete_checkpoint(save_of(root, ".", ".metadata"), root) == ""
     assert root.is_dir() and listing(root) == {}
 
 
-def test_what_cannot_be_deleted_stays_whole_or_does_not_look_like_a_save(root: Path) -> None:
+def test_undeletable_checkpoint_stays_complete_or_hidden(root: Path) -> None:
     save = save_of(root, "run/step_5", *FILES)
     with unprivileged(root):
         (root / "run").chmod(0o555)

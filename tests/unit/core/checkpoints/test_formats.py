@@ -71,27 +71,25 @@ PIECE = "s/__0_0.distcp"
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_whole_file_proves_itself_and_one_that_is_cut_off_anywhere_does_not(
-    tmp_path: Path, name: str
-) -> None:
+def test_complete_file_proves_itself_and_truncated_does_not(tmp_path: Path, name: str) -> None:
+    """A complete file proves itself, and one that is cut off anywhere does not."""
     data = WHOLE[name]
     reading = put(tmp_path, name, data)
     assert reading.is_proved and not reading.fault
     for length in {*range(0, len(data), max(1, len(data) // 150)), len(data) - 1}:
         cut = put(tmp_path, name, data[:length])
-        assert not cut.is_proved and (cut.fault or length < 9 or name == PIECE), (
-            f"{length} of {len(data)} bytes"
-        )
+        assert not cut.is_proved and (cut.fault or length < 9 or name == PIECE), f"{length} of {len(data)} bytes"
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_file_whose_end_is_still_unwritten_does_not_prove_itself(tmp_path: Path, name: str) -> None:
+def test_file_with_unwritten_end_does_not_prove_itself(tmp_path: Path, name: str) -> None:
     data = WHOLE[name]
     for length in range(0, len(data) - 50, max(1, len(data) // 50)):
         assert not put(tmp_path, name, data[:length] + bytes(len(data) - length)).is_proved
 
 
-def test_a_zip_with_more_around_it_can_be_loaded_perhaps_and_proves_nothing(tmp_path: Path) -> None:
+def test_zip_with_extra_bytes_proves_nothing(tmp_path: Path) -> None:
+    """A zip with extra bytes around it may be loadable and proves nothing."""
     whole = WHOLE["a.pt"]
     for data in (whole + b"more", b"PK\x03\x04" + whole):
         reading = put(tmp_path, "a.pt", data)
@@ -100,19 +98,15 @@ def test_a_zip_with_more_around_it_can_be_loaded_perhaps_and_proves_nothing(tmp_
     assert put(tmp_path, "s/.metadata", WHOLE["s/.metadata"] + b"more").is_proved
 
 
-def test_of_a_zip_of_zips_that_is_cut_off_no_inner_one_counts(tmp_path: Path) -> None:
-    data = zipped(
-        {"policy.pth": torch_save(Model()), "policy.optimizer.pth": torch_save(adam()), "data": bytes(900)}
-    )
+def test_truncated_zip_of_zips_counts_no_inner_one(tmp_path: Path) -> None:
+    data = zipped({"policy.pth": torch_save(Model()), "policy.optimizer.pth": torch_save(adam()), "data": bytes(900)})
     assert put(tmp_path, "a.zip", data).is_proved and put(tmp_path, "a.zip", data).has_optimizer
     for length in range(0, len(data), 7):
         assert not put(tmp_path, "a.zip", data[:length]).is_proved
 
 
-@pytest.mark.parametrize(
-    "name", ["a.pt", "ckpt_5", "x.bin", "s/.metadata", "s/__0.metadata", "c/trainer_state.json"]
-)
-def test_an_empty_file_of_a_save_is_damaged(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["a.pt", "ckpt_5", "x.bin", "s/.metadata", "s/__0.metadata", "c/trainer_state.json"])
+def test_empty_file_of_checkpoint_is_damaged(tmp_path: Path, name: str) -> None:
     assert put(tmp_path, name, b"").fault == "is empty"
 
 
@@ -126,28 +120,26 @@ def test_an_empty_file_of_a_save_is_damaged(tmp_path: Path, name: str) -> None:
         ("ckpt_5", b"x"),
     ],
 )
-def test_a_file_of_another_format_says_nothing(tmp_path: Path, name: str, data: bytes) -> None:
+def test_file_of_other_format_gives_no_information(tmp_path: Path, name: str, data: bytes) -> None:
+    """A file of another format says nothing."""
     assert put(tmp_path, name, data) == NOTHING
 
 
-def test_a_metadata_names_its_pieces_with_their_lengths(tmp_path: Path) -> None:
-    reading = put(
-        tmp_path, "run/step-5/.metadata", metadata({"__0_0.distcp": [100, 300], "__1_0.distcp": [400]})
-    )
+def test_metadata_names_files_with_lengths(tmp_path: Path) -> None:
+    reading = put(tmp_path, "run/step-5/.metadata", metadata({"__0_0.distcp": [100, 300], "__1_0.distcp": [400]}))
     by = "run/step-5/.metadata"
     assert reading.needs == (
         RequiredFile("run/step-5/__0_0.distcp", 400, by), RequiredFile("run/step-5/__1_0.distcp", 400, by),
     )  # fmt: skip
 
 
-def test_a_metadata_that_names_nothing_proves_nothing(tmp_path: Path) -> None:
+def test_metadata_without_names_proves_nothing(tmp_path: Path) -> None:
     assert put(tmp_path, "s/.metadata", pickle.dumps({"of": "another kind"})) == NOTHING
 
 
-def test_an_index_names_its_pieces_and_a_number_of_parts_all_of_them(tmp_path: Path) -> None:
-    reading = put(
-        tmp_path, "c/model.safetensors.index.json", weights_index(["b.safetensors", "a.safetensors"] * 3)
-    )
+def test_index_and_part_number_name_all_files(tmp_path: Path) -> None:
+    """An index names its files, and a part number names all parts."""
+    reading = put(tmp_path, "c/model.safetensors.index.json", weights_index(["b.safetensors", "a.safetensors"] * 3))
     assert [need.name for need in reading.needs] == ["c/a.safetensors", "c/b.safetensors"]
     assert [need.name for need in formats.find_numbered_parts("c/model-00002-of-00003.bin")] == [
         f"c/model-0000{part}-of-00003.bin" for part in (1, 2, 3)
@@ -175,38 +167,35 @@ def test_an_index_names_its_pieces_and_a_number_of_parts_all_of_them(tmp_path: P
         ({"last_epoch": 3}, False, False),
     ],
 )
-def test_a_state_with_an_optimizer_is_told_from_weights(
+def test_optimizer_state_is_distinguished_from_weights(
     tmp_path: Path, state: dict[str, Any], has_optimizer: bool, is_weights: bool
 ) -> None:
     reading = put(tmp_path, "a.pt", torch_save(state))
     assert (reading.has_optimizer, reading.is_weights, reading.is_torch) == (has_optimizer, is_weights, True)
 
 
-def test_what_a_state_calls_best_is_cited_by_its_name(tmp_path: Path) -> None:
+def test_state_references_its_best_checkpoint_by_name(tmp_path: Path) -> None:
     state = {
         "callbacks": {"best_model_path": "/x/y/epoch=0-step=5.ckpt", "dirpath": "/x/y"},
         "best": "checkpoint-7",
     }
     assert put(tmp_path, "a.ckpt", torch_save(state)).cites == ("epoch=0-step=5.ckpt", "checkpoint-7")
-    assert put(tmp_path, "c/trainer_state.json", trainer_state(9, "out/checkpoint-5")).cites == (
-        "checkpoint-5",
-    )
+    assert put(tmp_path, "c/trainer_state.json", trainer_state(9, "out/checkpoint-5")).cites == ("checkpoint-5",)
 
 
 @pytest.mark.parametrize("step", ["7", 7, "7" * 5000, "-7", "7.0", None, [], "\u0667"])
-def test_a_step_in_safetensors_is_a_number_in_its_header(tmp_path: Path, step: Any) -> None:
-    assert put(tmp_path, "a.safetensors", safetensors({"step": step})).step == (
-        7 if step in ("7", 7) else None
-    )
+def test_safetensors_step_is_header_number(tmp_path: Path, step: Any) -> None:
+    assert put(tmp_path, "a.safetensors", safetensors({"step": step})).step == (7 if step in ("7", 7) else None)
 
 
 @pytest.mark.parametrize("step", [500, 0, -1, 1e3, "5", True, None, 10**400])
-def test_a_step_in_a_trainer_state_is_a_whole_number(tmp_path: Path, step: Any) -> None:
+def test_trainer_state_step_is_an_integer(tmp_path: Path, step: Any) -> None:
     found = put(tmp_path, "c/trainer_state.json", json.dumps({"global_step": step}).encode()).step
     assert found == (step if step in (500, 0) and step is not False else None)
 
 
-def test_lines_of_json_are_as_good_as_one_text_until_they_are_cut_off(tmp_path: Path) -> None:
+def test_json_lines_count_until_truncated(tmp_path: Path) -> None:
+    """Lines of JSON are as good as one text until they are cut off."""
     lines = b'{"loss": 1}\n{"loss": 2}\n'
     assert put(tmp_path, "c/log.json", lines).is_proved
     assert put(tmp_path, "c/log.json", lines[:-3]).fault == "is cut off or damaged"
@@ -229,13 +218,13 @@ def test_lines_of_json_are_as_good_as_one_text_until_they_are_cut_off(tmp_path: 
     ],
     ids=str,
 )  # fmt: skip
-def test_odd_headers_are_damage(tmp_path: Path, name: str, data: bytes) -> None:
+def test_invalid_headers_are_damage(tmp_path: Path, name: str, data: bytes) -> None:
     assert put(tmp_path, name, data).fault
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_zip_bomb_is_not_unpacked(tmp_path: Path, kind: int) -> None:
+def test_zip_bomb_is_not_unpacked(tmp_path: Path, kind: int) -> None:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", kind) as archive:
         archive.writestr("archive/data.pkl", bytes(32 * MB))
@@ -250,7 +239,8 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path: Path, kind: int) -> None:
         ("s/.metadata", b"\x80\x04"), ("c/x.json", b"{"), ("c/trainer_state.json", b"{"), ("s/__0_0.distcp", b"PK\x03\x04"),
     ],
 )  # fmt: skip
-def test_of_a_file_of_many_gigabytes_little_is_read(tmp_path: Path, name: str, head: bytes) -> None:
+def test_little_is_read_of_huge_file(tmp_path: Path, name: str, head: bytes) -> None:
+    """Little is read of a file of many gigabytes."""
     sparse(tmp_path / name, 20_000 * MB, head)
     assert peak_bytes(lambda: formats.read_file(tmp_path, name, 20_000 * MB)) < 4 * MB
     assert not formats.read_file(tmp_path, name, 20_000 * MB).is_proved
@@ -266,9 +256,8 @@ def peak_bytes(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def test_a_header_that_is_too_large_to_be_read_is_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oversized_header_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header that is too large to be read is no damage."""
     monkeypatch.setattr(formats, "HEAD_BYTES_MAX", 100)
     monkeypatch.setattr(formats, "JSON_BYTES_MAX", 20)
     for name in ("s/.metadata", "b.safetensors", "c/trainer_state.json", "c/model.safetensors.index.json"):
@@ -276,24 +265,20 @@ def test_a_header_that_is_too_large_to_be_read_is_no_damage(
 
 
 @pytest.mark.parametrize("made", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path)])
-def test_what_is_no_file_is_a_fault_and_waits_for_nobody(
-    tmp_path: Path, made: Callable[[Path], None]
-) -> None:
+def test_special_file_is_fault_without_blocking(tmp_path: Path, made: Callable[[Path], None]) -> None:
     made(tmp_path / "a.pt")
     assert formats.read_file(tmp_path, "a.pt", 10).fault.startswith("cannot be read")
     assert formats.find_damage(tmp_path, "a.pt", 10)[0].startswith("cannot be read")
 
 
-def test_what_may_not_be_read_is_a_fault_with_its_reason(tmp_path: Path) -> None:
+def test_unreadable_file_is_fault_with_reason(tmp_path: Path) -> None:
     put(tmp_path, "a.pt", WHOLE["a.pt"])
     (tmp_path / "a.pt").chmod(0)
     with unprivileged(tmp_path):
         assert formats.read_file(tmp_path, "a.pt", 10).fault == "cannot be read: Permission denied"
 
 
-def test_a_disk_that_fails_within_a_zip_proves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_error_inside_zip_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, "a.pt", WHOLE["a.pt"])
 
     def failing(_: object) -> object:
@@ -313,9 +298,7 @@ HEADS = st.sampled_from([b"", b"PK\x03\x04", b"PK\x05\x06", b"\x80\x04", b"{", b
 @pytest.mark.slow
 @given(NAMES, HEADS, st.binary(max_size=300), HEADS)
 @QUICK
-def test_whatever_the_bytes_are_a_reading_raises_nothing(
-    tmp_path: Path, name: str, head: bytes, middle: bytes, tail: bytes
-) -> None:
+def test_reading_any_bytes_raises_nothing(tmp_path: Path, name: str, head: bytes, middle: bytes, tail: bytes) -> None:
     put(tmp_path, name, head + middle + tail + middle[:18])
     formats.find_damage(tmp_path, name, 10)
 
@@ -323,7 +306,7 @@ def test_whatever_the_bytes_are_a_reading_raises_nothing(
 @pytest.mark.slow
 @given(st.sampled_from(list(WHOLE.items())), st.data())
 @settings(QUICK, max_examples=300)
-def test_whatever_is_changed_in_a_file_a_reading_raises_nothing_and_fits_into_a_message(
+def test_reading_changed_file_raises_nothing_and_fits_message(
     tmp_path: Path, whole: tuple[str, bytes], data: st.DataObject
 ) -> None:
     name, raw = whole[0], bytearray(whole[1])
@@ -343,16 +326,15 @@ def test_whatever_is_changed_in_a_file_a_reading_raises_nothing_and_fits_into_a_
     ("name", "by"),
     [("a.pt", "CRC-32"), ("b.safetensors", "its length"), ("s/__0_0.distcp", "CRC-32"), ("x.h5", "")],
 )
-def test_all_of_a_file_is_compared_with_the_check_sums_that_its_format_has(
-    tmp_path: Path, name: str, by: str
-) -> None:
+def test_whole_file_is_compared_with_format_checksums(tmp_path: Path, name: str, by: str) -> None:
     put(tmp_path, name, WHOLE.get(name, b"\x89HDF"))
     assert formats.find_damage(tmp_path, name, (tmp_path / name).stat().st_size) == ("", by)
 
 
-def test_a_flipped_bit_is_found_by_the_check_sum_of_its_record_where_torch_has_written_one(
+def test_flipped_bit_is_found_by_torch_checksum(
     tmp_path: Path,
 ) -> None:
+    """A flipped bit is found by the checksum of its record where torch has written one."""
     data = torch_save({"step": 7}, data=b"weights of a model" * 20)
     at = data.index(b"weights of a model")
     flipped = data[:at] + b"W" + data[at + 1 :]
@@ -361,7 +343,8 @@ def test_a_flipped_bit_is_found_by_the_check_sum_of_its_record_where_torch_has_w
     assert "data/0 has a wrong CRC-32" in fault and by == "CRC-32"
 
 
-def test_where_torch_has_written_no_check_sums_nothing_is_said_of_the_bytes(tmp_path: Path) -> None:
+def test_torch_file_without_checksums_proves_no_bytes(tmp_path: Path) -> None:
+    """Where torch has written no checksums nothing is said of the bytes."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(WHOLE["a.pt"])) as whole, zipfile.ZipFile(out, "w") as archive:
         for record in whole.infolist():

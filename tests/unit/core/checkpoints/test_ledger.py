@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from orchestrator.core.checkpoints import ledger
 from orchestrator.core.checkpoints.checkpoint import (
+    Checkpoint,
     CheckpointFile,
-    CheckpointRecord,
     CheckpointState,
     CompletionReason,
     Content,
@@ -41,13 +41,13 @@ def book(folder: Path, job: Path | None = None) -> Ledger:
     return Ledger(job or folder, folder / "checkpoints" / "ledger.jsonl")
 
 
-def read(folder: Path) -> dict[int, CheckpointRecord]:
+def read(folder: Path) -> dict[int, Checkpoint]:
     saves, faults = ledger.read(folder, folder / "checkpoints" / "ledger.jsonl")
     assert faults == []
     return saves
 
 
-def enter(folder: Path, *saves: CheckpointRecord) -> Path:
+def enter(folder: Path, *saves: Checkpoint) -> Path:
     """Write saves down, each by itself; return the file."""
     own = book(folder)
     for save in saves:
@@ -56,17 +56,16 @@ def enter(folder: Path, *saves: CheckpointRecord) -> Path:
     return folder / "checkpoints" / "ledger.jsonl"
 
 
-def test_a_save_is_read_as_it_was_entered_and_changes_add_up(tmp_path: Path) -> None:
-    state = GroupReading(
-        Format.DCP, Content.STATE, True, needs=(RequiredFile("a", 5, "b"),), step=5, cites=("x",)
-    )
+def test_checkpoint_round_trips_and_changes_add_up(tmp_path: Path) -> None:
+    """A checkpoint is read as it was entered, and changes add up."""
+    state = GroupReading(Format.DCP, Content.STATE, True, needs=(RequiredFile("a", 5, "b"),), step=5, cites=("x",))
     part = HostPart("n0", "/data", 5, PIECES, state, CompletionReason.STEPS, ("a",))
     first = saved(
         1,
         state=CheckpointState.OPEN,
         parts=(part,),
-        pieces=PIECES,
-        places=(FileLocation("n0", "/data", ("a",)),),
+        files=PIECES,
+        locations=(FileLocation("n0", "/data", ("a",)),),
     )
     whole = dataclasses.replace(first, state=CheckpointState.WHOLE, parts=(), step=5)
     file = enter(tmp_path, first, saved(2), whole)
@@ -76,29 +75,29 @@ def test_a_save_is_read_as_it_was_entered_and_changes_add_up(tmp_path: Path) -> 
     assert book(tmp_path).next_number == 3 and book(tmp_path / "none").next_number == 1
 
 
-def test_what_has_not_changed_is_not_written(tmp_path: Path) -> None:
+def test_unchanged_entry_is_not_written(tmp_path: Path) -> None:
     file = enter(tmp_path, saved(1))
     before = file.read_bytes()
     enter(tmp_path, saved(1), saved(1))
     assert file.read_bytes() == before
 
 
-def test_a_job_folder_can_move_with_its_saves_and_other_places_stay(tmp_path: Path) -> None:
+def test_moved_job_folder_keeps_checkpoints_and_other_places(tmp_path: Path) -> None:
+    """A job folder can move with its checkpoints, and other places stay."""
     (tmp_path / "old").mkdir()
     places = (
         FileLocation("", f"{tmp_path}/old/checkpoints"),
         FileLocation("", "/data/run"),
         FileLocation("n0", f"{tmp_path}/old/x"),
     )
-    enter(tmp_path / "old", saved(1, places=places))
+    enter(tmp_path / "old", saved(1, locations=places))
     (tmp_path / "old").rename(tmp_path / "new")
     roots = [place.root for place in read(tmp_path / "new")[1].locations]
     assert roots == [f"{tmp_path}/new/checkpoints", "/data/run", f"{tmp_path}/old/x"]
 
 
-def test_a_full_disk_leaves_whole_lines_and_the_rest_is_written_when_there_is_room(
-    tmp_path: Path, disk: FakeDisk
-) -> None:
+def test_full_disk_leaves_whole_lines_and_rest_follows(tmp_path: Path, disk: FakeDisk) -> None:
+    """A full disk leaves whole lines, and the rest is written when there is space."""
     own = book(tmp_path)
     own.put(saved(1))
     own.flush()
@@ -115,7 +114,8 @@ def test_a_full_disk_leaves_whole_lines_and_the_rest_is_written_when_there_is_ro
     assert set(read(tmp_path)) == {1, 2, 3}
 
 
-def test_a_ledger_that_is_another_thing_is_an_error(tmp_path: Path) -> None:
+def test_foreign_file_as_ledger_is_an_error(tmp_path: Path) -> None:
+    """A ledger that is something else is an error."""
     file = tmp_path / "checkpoints" / "ledger.jsonl"
     file.parent.mkdir()
     for made in (os.mkfifo, os.mkdir):
@@ -125,7 +125,8 @@ def test_a_ledger_that_is_another_thing_is_an_error(tmp_path: Path) -> None:
         file.rmdir() if file.is_dir() else file.unlink()
 
 
-def test_a_line_that_is_not_whole_costs_its_own_change(tmp_path: Path) -> None:
+def test_incomplete_line_costs_only_its_change(tmp_path: Path) -> None:
+    """A line that is not complete costs its own change."""
     file = enter(
         tmp_path,
         saved(1),
@@ -148,7 +149,7 @@ def test_a_line_that_is_not_whole_costs_its_own_change(tmp_path: Path) -> None:
      "[" * 99, '{"number": 99999999999999999999999}', "\udcff", '{"number": 1, "state": 5}', '{"number": 1, "new": 5}',
      '{"number": 7, "state": "whole"}'],
 )  # fmt: skip
-def test_an_odd_line_is_reported_and_skipped(tmp_path: Path, line: str) -> None:
+def test_invalid_line_is_reported_and_skipped(tmp_path: Path, line: str) -> None:
     file = enter(tmp_path, saved(1))
     with file.open("ab") as out:
         out.write(line.encode("utf-8", "surrogateescape") + b"\n")
@@ -158,17 +159,15 @@ def test_an_odd_line_is_reported_and_skipped(tmp_path: Path, line: str) -> None:
     assert book(tmp_path).faults == faults
 
 
-def test_a_ledger_that_has_grown_large_is_written_anew_without_the_files_of_what_has_ended(
+def test_large_ledger_is_rewritten_without_ended_checkpoint_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(ledger, "ENDED_MAX", 2)
-    ended = [
-        saved(number, state=state, pieces=PIECES) for number, state in enumerate(ledger.ENDED_STATES * 2, 1)
-    ]
-    live = [saved(7, pieces=PIECES), saved(8, state=CheckpointState.OPEN, pieces=PIECES)]
+    ended = [saved(number, state=state, files=PIECES) for number, state in enumerate(ledger.ENDED_STATES * 2, 1)]
+    live = [saved(7, files=PIECES), saved(8, state=CheckpointState.OPEN, files=PIECES)]
     file = enter(tmp_path, *ended, *live)
     monkeypatch.setattr(ledger, "COMPACT_BYTES", file.stat().st_size - 1)
     before = file.read_bytes()
@@ -196,8 +195,8 @@ FIELDS = st.fixed_dictionaries(
     {},
     optional={
         "state": st.sampled_from(CheckpointState), "why": st.text(max_size=5), "step": st.integers(0, 2**53) | st.none(),
-        "pieces": st.sampled_from([(), PIECES]), "content": st.sampled_from(Content),
-        "places": st.sampled_from([(), (FileLocation("", "/jobs/gpt/checkpoints"),), (FileLocation("n", "/x", ("a",)), FileLocation("", "/y"))]),
+        "files": st.sampled_from([(), PIECES]), "content": st.sampled_from(Content),
+        "locations": st.sampled_from([(), (FileLocation("", "/jobs/gpt/checkpoints"),), (FileLocation("n", "/x", ("a",)), FileLocation("", "/y"))]),
     },
 )  # fmt: skip
 PUTS = st.tuples(st.just("put"), st.integers(1, 4), FIELDS)
@@ -215,11 +214,12 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick_disk")
 @given(st.lists(EVENTS, max_size=12))
 @QUICK
-def test_after_any_course_of_puts_flushes_and_torn_ends_the_last_flushed_state_is_read(
+def test_last_flushed_state_survives_any_torn_end(
     tmp_path_factory: pytest.TempPathFactory, events: list[tuple[str, int, Any]]
 ) -> None:
+    """After any sequence of puts, flushes and torn ends the last flushed state is read."""
     folder = tmp_path_factory.mktemp("ledger")
-    own, wanted = book(folder, JOB), dict[int, CheckpointRecord]()
+    own, wanted = book(folder, JOB), dict[int, Checkpoint]()
     file = folder / "checkpoints" / "ledger.jsonl"
     for what, number, fields in events:
         match what:
@@ -247,9 +247,10 @@ def test_after_any_course_of_puts_flushes_and_torn_ends_the_last_flushed_state_i
 @pytest.mark.usefixtures("quick_disk")
 @given(st.lists(PUTS, min_size=1, max_size=10), st.data())
 @QUICK
-def test_whatever_happens_to_some_lines_reading_raises_nothing_and_the_other_saves_are_right(
+def test_damaged_lines_raise_nothing_and_others_are_right(
     tmp_path_factory: pytest.TempPathFactory, puts: list[tuple[str, int, Any]], data: st.DataObject
 ) -> None:
+    """Reading damaged lines raises nothing, and the other checkpoints are right."""
     folder = tmp_path_factory.mktemp("ledger")
     own = book(folder, JOB)
     for _, number, fields in puts:

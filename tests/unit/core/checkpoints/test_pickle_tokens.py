@@ -51,18 +51,19 @@ PLAIN = st.recursive(
 @pytest.mark.slow
 @given(PLAIN, st.integers(2, pickle.HIGHEST_PROTOCOL))
 @QUICK
-def test_all_texts_and_numbers_come_in_the_order_in_which_they_lie(data: object, protocol: int) -> None:
+def test_texts_and_numbers_come_in_file_order(data: object, protocol: int) -> None:
     assert [value for _, value in read_tokens(pickle.dumps(data, protocol))] == values(data)
 
 
-def test_a_value_is_told_with_the_number_of_containers_around_it() -> None:
+def test_value_comes_with_its_nesting_depth() -> None:
+    """A value is reported with the number of containers around it."""
     state = {"a": 1, "step": 5, "inner": {"b": 2, "step": 6, "more": [{"c": 3, "step": 7}, 8]}}
     found = read(pickle.dumps(state, 2))
     steps = [(depth, value) for (_, before), (depth, value) in pairwise(found) if before == "step"]
     assert steps == [(1, 5), (2, 6), (4, 7)]
 
 
-def test_a_text_that_comes_again_is_told_again() -> None:
+def test_repeated_text_is_reported_again() -> None:
     path = "relative_" + "path"
     found = [value for _, value in read_tokens(pickle.dumps([{path: "a"}, {path: "b"}], 4))]
     assert found == ["relative_path", "a", "relative_path", "b"]
@@ -89,7 +90,8 @@ SAMPLES = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", SAMPLES, ids=range(len(SAMPLES)))
-def test_a_pickle_that_is_cut_off_anywhere_is_an_error(data: bytes) -> None:
+def test_truncated_pickle_is_an_error(data: bytes) -> None:
+    """A pickle that is cut off anywhere is an error."""
     assert list(read_tokens(data)) == list(read_tokens(data + b"what follows"))
     for length in range(0, len(data), max(1, len(data) // 200)):
         with pytest.raises(ValueError):
@@ -98,14 +100,14 @@ def test_a_pickle_that_is_cut_off_anywhere_is_an_error(data: bytes) -> None:
 
 @given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda data: b"\x80\x04\x95" + data))
 @QUICK
-def test_any_bytes_are_read_or_are_a_pickle_error(data: bytes) -> None:
+def test_any_bytes_are_read_or_raise_pickle_error(data: bytes) -> None:
     read(data)
 
 
 @pytest.mark.slow
 @given(st.sampled_from(SAMPLES), st.data())
 @QUICK
-def test_so_is_a_pickle_with_other_bytes_in_it(sample: bytes, data: st.DataObject) -> None:
+def test_pickle_with_changed_bytes_raises_pickle_error(sample: bytes, data: st.DataObject) -> None:
     raw = bytearray(sample)
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -120,5 +122,6 @@ def test_so_is_a_pickle_with_other_bytes_in_it(sample: bytes, data: st.DataObjec
         b"\x8b\xff\xff\xff\x7f", b"\x8a\xff" + b"x" * 255, b"(" * 100_000, b"e" * 1000, b"h\x05j\x00\x00\x00\x7f.", b"S'a", b"\xff",
     ],
 )  # fmt: skip
-def test_huge_lengths_deep_nesting_and_unknown_entries_cost_nothing(data: bytes) -> None:
+def test_huge_lengths_and_deep_nesting_cost_nothing(data: bytes) -> None:
+    """Huge lengths, deep nesting and unknown entries cost nothing."""
     assert read(data) == []

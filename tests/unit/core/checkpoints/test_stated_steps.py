@@ -51,5 +51,5 @@ LIGHTNING = {
         (Model("step"), None),
     ],
 )
-def test_the_step_of_a_state_lies_at_its_top(tmp_path: Path, state: dict[str, Any], step: int | None) -> None:
+def test_step_of_state_is_at_top_level(tmp_path: Path, state: dict[str, Any], step: int | None) -> None:
     assert put(tmp_path, "a.pt", torch_save(state)).step == step

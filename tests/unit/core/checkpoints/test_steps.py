@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.checkpoints.checkpoint import CheckpointRecord, StepSource
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, StepSource
 from orchestrator.core.checkpoints.steps import (
     FAR_STEPS,
     NEAR_STEPS,
@@ -17,9 +17,7 @@ from orchestrator.core.checkpoints.steps import (
 from tests.support.saved_files import saved
 
 
-def of(
-    attempt: int, steps: int, stated: int | None = None, main: str = "last.pt", number: int = 1
-) -> CheckpointRecord:
+def of(attempt: int, steps: int, stated: int | None = None, main: str = "last.pt", number: int = 1) -> Checkpoint:
     return saved(
         number,
         key=main,
@@ -51,19 +49,22 @@ def of(
         ("last.pt", 0, 0, 0, 0, StepSource.STATED),
     ],
 )
-def test_a_stated_step_counts_then_a_number_of_the_name_that_is_near_the_count_then_the_count(
+def test_stated_step_precedes_name_and_count(
     main: str, base: int, steps: int, stated: int | None, step: int | None, source: StepSource
 ) -> None:
+    """A stated step counts, then a number of the name near the count, then the count."""
     assert job_step(of(1, steps, stated, main), base, misstated=False) == (step, source)
 
 
-def test_statements_that_go_back_while_steps_are_made_do_not_count() -> None:
+def test_stated_steps_going_back_do_not_count() -> None:
+    """Statements that go back while steps are made do not count."""
     of_epochs = [of(1, 90, 90, number=1), of(1, 110, 10, number=2)]
     assert are_steps_misstated(of_epochs)
     assert job_step(of_epochs[1], 0, misstated=True) == (110, StepSource.COUNTED)
 
 
-def test_a_number_that_stays_in_all_saves_of_an_attempt_is_a_setting() -> None:
+def test_constant_number_in_all_checkpoints_is_a_setting() -> None:
+    """A number that is the same in all checkpoints of an attempt is a setting."""
     saves = [of(1, 20 * number, 1000, number=number) for number in (1, 2, 3)]
     assert are_steps_misstated(saves) and not are_steps_misstated(saves[:2])
 
@@ -80,7 +81,7 @@ def test_a_number_that_stays_in_all_saves_of_an_attempt_is_a_setting() -> None:
         [],
     ],
 )
-def test_other_statements_do(saves: list[CheckpointRecord]) -> None:
+def test_other_statements_count(saves: list[Checkpoint]) -> None:
     assert not are_steps_misstated(saves)
     assert not are_steps_misstated(saves[::-1])
 
@@ -101,9 +102,7 @@ def test_other_statements_do(saves: list[CheckpointRecord]) -> None:
         (of(2, 400, None, "ckpt_400.pt"), 0),
     ],
 )
-def test_an_attempt_that_began_before_its_save_is_known_by_what_it_states_or_writes_again(
-    save: CheckpointRecord, begun: int | None
-) -> None:
+def test_start_before_known_checkpoint_is_inferred(save: Checkpoint, begun: int | None) -> None:
     """The attempt was given step 500; attempt 1 had saved steps 400, 420 and 500."""
     others = [
         saved(
@@ -124,16 +123,15 @@ def test_an_attempt_that_began_before_its_save_is_known_by_what_it_states_or_wri
 
 @pytest.mark.parametrize("each", [1, 4])
 @pytest.mark.parametrize("began", [0, 300, 500])
-def test_a_script_whose_step_has_several_steps_of_the_optimizer_is_not_accused(each: int, began: int) -> None:
+def test_script_with_several_optimizer_steps_is_not_accused(each: int, began: int) -> None:
     """Attempt 1 has saved each 50 of its steps up to 500; attempt 2 was given 500, and saves after 50 of its steps."""
     others = [of(1, each * step, step, f"model_{step}.pt", step) for step in range(50, 501, 50)]
     save = of(2, each * 50, began + 50, f"model_{began + 50}.pt", 600)
-    assert find_true_start(save, 500, others, misstated=False) == (
-        began if each == 1 and began < 500 else None
-    )
+    assert find_true_start(save, 500, others, misstated=False) == (began if each == 1 and began < 500 else None)
 
 
-def test_where_nothing_shows_what_a_stated_step_is_nothing_is_concluded() -> None:
+def test_unclear_stated_step_leads_to_no_conclusion() -> None:
+    """Where nothing shows what a stated step is, nothing is concluded."""
     assert find_true_start(of(2, 20, 20), 500, [of(0, 0, 500)], misstated=False) is None
 
 
@@ -156,9 +154,10 @@ SAVES = st.lists(
     st.sampled_from(["last.pt", "ckpt_20.pt", "2000"]),
 )
 @settings(database=None)
-def test_a_step_is_near_what_was_stated_or_counted_and_a_beginning_is_an_earlier_one(
-    others: list[CheckpointRecord], attempt: int, steps: int, stated: int | None, base: int, main: str
+def test_step_is_near_statement_or_count(
+    others: list[Checkpoint], attempt: int, steps: int, stated: int | None, base: int, main: str
 ) -> None:
+    """A step is near what was stated or counted, and a start is an earlier checkpoint."""
     save = of(attempt, steps, stated, main)
     step, source = job_step(save, base, misstated=are_steps_misstated([*others, save]))
     assert (step is None) == (source is StepSource.UNKNOWN)
@@ -170,9 +169,7 @@ def test_a_step_is_near_what_was_stated_or_counted_and_a_beginning_is_an_earlier
 
 
 @pytest.mark.parametrize(("stated", "began"), [(80, 60), (78, 60), (20, None), (None, None), (200, None)])
-def test_a_first_attempt_from_a_file_of_another_job_is_known_by_what_it_states(
-    stated: int | None, began: int | None
-) -> None:
+def test_first_attempt_from_other_jobs_file_is_recognised(stated: int | None, began: int | None) -> None:
     """The file that the ranks had read states 60; the save was made after 20 steps."""
     assert find_true_start(of(1, 20, stated), 0, [], misstated=False, read=60) == began
     assert find_true_start(of(1, 20, stated), 0, [], misstated=True, read=60) is None

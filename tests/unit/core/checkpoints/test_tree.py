@@ -36,7 +36,7 @@ def seen(root: Path, glob: str = "*") -> list[str]:
         ("**/*.jsonl", []),
     ],
 )
-def test_what_fits_the_glob_is_seen_with_all_below_it(tmp_path: Path, glob: str, files: list[str]) -> None:
+def test_glob_matches_are_seen_with_everything_below(tmp_path: Path, glob: str, files: list[str]) -> None:
     for name in (
         "a.pt", "run-1/ckpt.pt", "run-1/deep/er/x.pt", "run-1/.tmp/x.pt", "run-2/ckpt.pt", "step-1/.metadata", ".hidden/x.pt",
         ".step-9.torn-attempt-1", "ledger.jsonl",
@@ -46,7 +46,7 @@ def test_what_fits_the_glob_is_seen_with_all_below_it(tmp_path: Path, glob: str,
     assert [name for name in files if not tree.matches_glob(name, glob)] == []
 
 
-def test_a_file_has_its_size_and_time(tmp_path: Path) -> None:
+def test_file_has_size_and_time(tmp_path: Path) -> None:
     write(tmp_path / "a/b.pt", b"12345")
     piece = tree.scan(tmp_path).files["a/b.pt"]
     assert (piece.name, piece.size_bytes, piece.mtime_ns, piece.sha256) == ("a/b.pt", 5, SAVED_NS, "")
@@ -63,12 +63,13 @@ def test_a_file_has_its_size_and_time(tmp_path: Path) -> None:
         ("/*", ("/", "*")),
     ],
 )
-def test_a_place_is_the_folder_above_the_first_wildcard(glob: str, place: tuple[str, str]) -> None:
+def test_place_is_folder_above_first_wildcard(glob: str, place: tuple[str, str]) -> None:
     folder, rest = tree.split_glob(Path("/job/checkpoints"), glob)
     assert (str(folder), rest) == place
 
 
-def test_a_place_whose_name_is_a_pattern_and_one_that_is_not_there(tmp_path: Path) -> None:
+def test_place_named_like_pattern_and_missing_place(tmp_path: Path) -> None:
+    """A place whose name is a pattern, and one that does not exist."""
     folder = tmp_path / "runs [old] *"
     write(folder / "step-1.pt")
     assert seen(folder, "step-*.pt") == ["step-1.pt"]
@@ -78,7 +79,8 @@ def test_a_place_whose_name_is_a_pattern_and_one_that_is_not_there(tmp_path: Pat
 # Links
 
 
-def test_a_link_is_noted_and_never_followed_except_one_at_the_top_that_leads_out(tmp_path: Path) -> None:
+def test_link_is_followed_only_out_at_top(tmp_path: Path) -> None:
+    """A link is noted and never followed, except one at the top that leads out."""
     place, other = tmp_path / "place", tmp_path / "other"
     write(place / "step-1.pt")
     write(other / "x.pt")
@@ -94,7 +96,7 @@ def test_a_link_is_noted_and_never_followed_except_one_at_the_top_that_leads_out
     assert found.pointed == {"step-1.pt"}
 
 
-def test_a_place_behind_a_link_is_seen_by_its_own_names(tmp_path: Path) -> None:
+def test_place_behind_link_keeps_its_own_names(tmp_path: Path) -> None:
     write(tmp_path / "real/step-1.pt")
     (tmp_path / "real/last.pt").symlink_to("step-1.pt")
     (tmp_path / "link").symlink_to("real")
@@ -102,7 +104,7 @@ def test_a_place_behind_a_link_is_seen_by_its_own_names(tmp_path: Path) -> None:
     assert (sorted(found.files), found.pointed) == (["step-1.pt"], {"step-1.pt"})
 
 
-def test_knots_of_links_are_passed_over(tmp_path: Path) -> None:
+def test_circular_links_are_skipped(tmp_path: Path) -> None:
     place = tmp_path / "above" / "place"
     write(place / "step-7/a.pt")
     for number in range(20):
@@ -116,7 +118,8 @@ def test_knots_of_links_are_passed_over(tmp_path: Path) -> None:
     assert (sorted(found.files), found.cut) == (["step-7/a.pt"], "")
 
 
-def test_what_pointer_files_and_links_name_is_a_name_in_the_place(tmp_path: Path) -> None:
+def test_pointers_resolve_to_names_in_place(tmp_path: Path) -> None:
+    """Pointer files and links resolve to names in the place."""
     write(tmp_path / "run/latest", b"global_step5\n")
     write(tmp_path / "latest_checkpointed_iteration.txt", b"1000")
     write(tmp_path / "out/last_checkpoint", b"/somewhere/else/model_9.pth")
@@ -128,7 +131,7 @@ def test_what_pointer_files_and_links_name_is_a_name_in_the_place(tmp_path: Path
 # Limits
 
 
-def test_a_look_stops_at_its_limits_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_stops_at_limits_and_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "ENTRIES_MAX", 20)
     monkeypatch.setattr(tree, "DEPTH_MAX", 3)
     write(tmp_path / "a/b/c/d/e/deep.pt")
@@ -151,7 +154,8 @@ def test_a_look_stops_at_its_limits_and_says_so(tmp_path: Path, monkeypatch: pyt
     assert (list(found.files), found.cut) == ([], "not all within -1 s")
 
 
-def test_any_number_of_hidden_entries_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_hidden_entries_hide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of hidden entries hides nothing."""
     monkeypatch.setattr(tree, "ENTRIES_MAX", 20)
     for number in range(50):
         write(tmp_path / f".cache/{number}")
@@ -161,7 +165,8 @@ def test_any_number_of_hidden_entries_hides_nothing(tmp_path: Path, monkeypatch:
     assert (list(found.files), found.cut) == (["step-1.pt"], "")
 
 
-def test_folders_that_cannot_be_read_are_named_and_the_others_are_seen(tmp_path: Path) -> None:
+def test_unreadable_folders_are_named_and_others_seen(tmp_path: Path) -> None:
+    """Folders that cannot be read are named, and the others are seen."""
     write(tmp_path / "step-1/a.pt")
     write(tmp_path / "step-2/a.pt")
     with unprivileged(tmp_path):

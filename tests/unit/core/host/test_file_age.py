@@ -28,9 +28,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("late_s", [-3600.0, -2.0, 2.0, 3600.0])
-def test_an_age_is_by_the_clock_of_the_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_s: float
-) -> None:
+def test_age_uses_clock_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_s: float) -> None:
     path = tmp_path / "plan.json"
     path.touch()
     now_s = path.stat().st_mtime
@@ -41,13 +39,14 @@ def test_an_age_is_by_the_clock_of_the_files(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_where_nothing_can_be_written_it_is_by_the_clock_of_this_machine(tmp_path: Path) -> None:
+def test_age_uses_local_clock_if_unwritable(tmp_path: Path) -> None:
+    """Where nothing can be written, the age is by the clock of this machine."""
     tmp_path.chmod(0o500)
     with unprivileged(tmp_path):
         assert abs(file_age.now_s(tmp_path) - time.time()) < 60
 
 
-def test_no_other_code_reads_a_time_of_a_file_in_seconds() -> None:
+def test_no_other_code_reads_file_time_in_seconds() -> None:
     found = {
         str(path.relative_to(FOLDER))
         for path in FOLDER.rglob("*.py")
@@ -57,7 +56,8 @@ def test_no_other_code_reads_a_time_of_a_file_in_seconds() -> None:
     assert found == set(READERS)
 
 
-def test_a_time_of_a_file_in_nanoseconds_is_never_beside_a_clock() -> None:
+def test_nanosecond_file_time_meets_no_clock() -> None:
+    """A time of a file in nanoseconds is never compared with a clock."""
     for path in FOLDER.rglob("*.py"):
         for function in ast.walk(ast.parse(path.read_bytes())):
             found = [node for node in ast.walk(function) if isinstance(node, ast.Attribute)]

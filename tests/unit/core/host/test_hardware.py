@@ -28,7 +28,8 @@ def test_gpus_are_found(tmp_path: Path) -> None:
     assert (facts.environ, facts.slurm_cpus) == ({"NCCL_DEBUG": "INFO"}, 16)
 
 
-def test_a_host_that_shows_nothing_has_its_cpus(tmp_path: Path) -> None:
+def test_host_without_information_has_its_cpus(tmp_path: Path) -> None:
+    """A host that shows nothing has its CPUs."""
     facts = hardware.gather({}, root=tmp_path)
     count = len(os.sched_getaffinity(0))
     assert (facts.cpus, facts.cores, facts.quota_cpus, facts.slurm_cpus) == (count, count, None, None)
@@ -54,7 +55,5 @@ def test_threads_of_one_core_are_one_core(tmp_path: Path) -> None:
         ({"proc/self/cgroup": "damaged\n"}, None),
     ],
 )  # fmt: skip
-def test_the_cpu_quota_of_a_cgroup_is_read_in_both_versions(
-    tmp_path: Path, files: dict[str, str], quota: float | None
-) -> None:
+def test_cgroup_cpu_quota_is_read_in_both_versions(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
     assert hardware.gather({}, root=_write(tmp_path, files)).quota_cpus == quota

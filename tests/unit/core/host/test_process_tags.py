@@ -14,7 +14,8 @@ from orchestrator.core.host import process_tags, procfs
 
 
 @pytest.mark.parametrize("node", ["node-0", ""])
-def test_a_copy_of_a_folder_has_other_tags_and_a_moved_folder_the_same(tmp_path: Path, node: str) -> None:
+def test_copied_folder_has_other_tags(tmp_path: Path, node: str) -> None:
+    """A copy of a folder has other tags, and a moved folder has the same."""
     job = tmp_path / "jobs" / "gpt"
     job.mkdir(parents=True)
     shutil.copytree(tmp_path / "jobs", tmp_path / "copy")
@@ -24,9 +25,10 @@ def test_a_copy_of_a_folder_has_other_tags_and_a_moved_folder_the_same(tmp_path:
 
 
 @pytest.mark.slow
-def test_what_a_rank_leaves_is_its_jobs_with_and_without_a_tag_and_a_job_that_it_submitted_is_not(
+def test_leftover_process_belongs_to_its_job(
     tmp_path: Path,
 ) -> None:
+    """A rank's leftover process belongs to its job with or without a tag; a job that it submitted does not."""
     tag, other = process_tags.make_tag(tmp_path, "node-0"), "eval/@1:2"
     stray, cleared = f"{process_tags.NAME}={tag}", "A=1"
     text = "".join(f"env -i {env} sleep 60 & " for env in (stray, cleared))

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 MARK = b"ORCH_TEST_MARK=procfs%d\0ORCH_TEST_PART=1" % os.getpid()
 
 
-def test_a_process_sees_itself() -> None:
+def test_process_sees_itself() -> None:
     stat = procfs.stat(os.getpid())
     assert stat is not None
     assert (stat.ppid, stat.pgrp, stat.session) == (os.getppid(), os.getpgrp(), os.getsid(0))
@@ -30,7 +30,7 @@ def test_a_process_sees_itself() -> None:
     assert procfs.is_alive(Proc(os.getpid(), stat.start_ticks))
 
 
-def test_a_name_with_parentheses_and_spaces_does_not_mislead(tmp_path: Path) -> None:
+def test_name_with_parentheses_and_spaces_is_parsed(tmp_path: Path) -> None:
     program = tmp_path / "a) R 1 (b"
     program.symlink_to("/bin/sleep")
     process = subprocess.Popen([str(program), "60"])
@@ -43,13 +43,13 @@ def test_a_name_with_parentheses_and_spaces_does_not_mislead(tmp_path: Path) -> 
         process.wait()
 
 
-def test_a_pid_that_was_given_out_again_is_not_alive() -> None:
+def test_reused_pid_is_not_alive() -> None:
     stat = procfs.stat(os.getpid())
     assert stat is not None
     assert not procfs.is_alive(Proc(os.getpid(), stat.start_ticks - 1))
 
 
-def test_a_zombie_is_not_alive_and_a_reaped_process_is_gone() -> None:
+def test_zombie_is_not_alive_and_reaped_is_gone() -> None:
     process = subprocess.Popen(["/bin/true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and left a zombie
     stat = procfs.stat(process.pid)
@@ -62,7 +62,7 @@ def test_a_zombie_is_not_alive_and_a_reaped_process_is_gone() -> None:
     assert not procfs.catches_signal(process.pid, signal.SIGTERM)
 
 
-def test_a_process_whose_main_thread_has_ended_is_as_its_other_threads_are() -> None:
+def test_ended_main_thread_leaves_other_threads_state() -> None:
     script = (
         "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\n"
         "print(1, flush=True)\nctypes.CDLL(None).pthread_exit(None)"
@@ -109,7 +109,8 @@ def test_descendants_are_found_to_the_grandchildren(family: subprocess.Popen[byt
     assert procfs.descendants(found[1]) == []
 
 
-def test_a_job_is_swept_by_its_marks_and_by_all_of_them(family: subprocess.Popen[bytes]) -> None:
+def test_processes_of_job_are_found_by_whole_mark(family: subprocess.Popen[bytes]) -> None:
+    """The processes of a job are found by its environment mark, compared completely."""
     whole = [family.pid, *procfs.descendants(family.pid)]
     assert sorted(proc.pid for proc in procfs.find_by_env(MARK)) == sorted(whole)
     assert all(procfs.is_alive(proc) for proc in procfs.find_by_env(MARK))
@@ -117,11 +118,11 @@ def test_a_job_is_swept_by_its_marks_and_by_all_of_them(family: subprocess.Popen
     assert procfs.find_by_env(b"ORCH_TEST_MARK=procfs") == []
 
 
-def test_a_sleeper_says_where_it_sleeps(family: subprocess.Popen[bytes]) -> None:
+def test_sleeping_process_reports_its_wait(family: subprocess.Popen[bytes]) -> None:
     assert procfs.wchan(family.pid) != "0"
 
 
-def test_a_caught_signal_is_told_from_a_deadly_one() -> None:
+def test_caught_signal_is_distinguished_from_deadly_one() -> None:
     code = "import signal; signal.signal(signal.SIGUSR1, lambda *a: None); print(1, flush=True); input()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -133,5 +134,5 @@ def test_a_caught_signal_is_told_from_a_deadly_one() -> None:
     process.communicate(b"\n")
 
 
-def test_the_boot_has_an_id() -> None:
+def test_boot_has_an_id() -> None:
     assert len(procfs.boot_id()) == 36

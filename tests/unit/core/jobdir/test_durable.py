@@ -18,7 +18,8 @@ from orchestrator.core.jobdir.layout import JobDir
 from tests.support.fake_disk import FakeDisk
 
 
-def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_file_is_replaced_whole_without_leftovers(tmp_path: Path) -> None:
+    """A file is replaced completely and leaves nothing beside it."""
     path = tmp_path / "state"
     replace_text(path, "old")
     with path.open() as reader:
@@ -28,7 +29,7 @@ def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_private_file_is_private_under_any_mask(tmp_path: Path) -> None:
+def test_private_file_is_private_under_any_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         replace_bytes(tmp_path / "token", b"x", mode=0o600)
@@ -37,7 +38,7 @@ def test_a_private_file_is_private_under_any_mask(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
 
 
-def test_a_replacement_that_fails_leaves_the_old_text(tmp_path: Path) -> None:
+def test_failed_replacement_keeps_old_text(tmp_path: Path) -> None:
     path = tmp_path / "folder"
     path.mkdir()
     (path / "file").touch()
@@ -57,9 +58,10 @@ def test_lines_are_appended_across_openings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block_bytes", [1, 4, durable.LINE_BYTES_MAX])
 @pytest.mark.parametrize(("text", "left"), [("one\ntwo\nth", ["one", "two"]), ("no end", []), ("", [])])
-def test_a_torn_last_line_is_not_read_and_is_cut_off_at_opening(
+def test_torn_last_line_is_cut_at_opening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int, text: str, left: list[str]
 ) -> None:
+    """A torn last line is not read and is cut off at opening."""
     monkeypatch.setattr(durable, "LINE_BYTES_MAX", block_bytes)
     path = tmp_path / "log"
     path.write_text(text)
@@ -78,9 +80,8 @@ def test_a_record_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at the write", "at the sync, as NFS does"])
-def test_lines_wait_for_room_on_the_disk_and_none_is_torn_or_doubled(
-    disk: FakeDisk, tmp_path: Path, late: bool
-) -> None:
+def test_lines_wait_for_disk_space_whole_and_once(disk: FakeDisk, tmp_path: Path, late: bool) -> None:
+    """Lines wait for space on the disk, and none is torn or doubled."""
     path = tmp_path / "log"
     log = LineLog(path)
     log.append("one")
@@ -97,7 +98,7 @@ def test_lines_wait_for_room_on_the_disk_and_none_is_torn_or_doubled(
     assert list(read_lines(path)) == ["one", "two", "three", "four", "five"]
 
 
-def test_a_log_that_dies_on_a_full_disk_leaves_whole_lines(disk: FakeDisk, tmp_path: Path) -> None:
+def test_log_killed_on_full_disk_leaves_whole_lines(disk: FakeDisk, tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = LineLog(path)
     disk.room_bytes = 6
@@ -116,7 +117,7 @@ def test_a_log_that_dies_on_a_full_disk_leaves_whole_lines(disk: FakeDisk, tmp_p
     assert list(read_lines(path)) == ["one", "after"]
 
 
-def test_a_disk_that_fails_is_no_full_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_failing_disk_is_no_full_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fail(fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -127,7 +128,8 @@ def test_a_disk_that_fails_is_no_full_one(monkeypatch: pytest.MonkeyPatch, tmp_p
         log.sync()
 
 
-def test_a_folder_of_a_job_is_made_with_those_between_and_never_the_jobs_own(tmp_path: Path) -> None:
+def test_subfolder_is_created_but_never_job_folder_itself(tmp_path: Path) -> None:
+    """A folder of a job is created with its parents, but never the job's own folder."""
     job = tmp_path / "job"
     with pytest.raises(FileNotFoundError):
         durable.make_subfolders(job, job / "logs" / "attempt-001")
@@ -138,7 +140,7 @@ def test_a_folder_of_a_job_is_made_with_those_between_and_never_the_jobs_own(tmp
     assert (job / "logs" / "attempt-001").is_dir()
 
 
-def test_an_agent_makes_no_folder_of_a_job_that_was_deleted(tmp_path: Path) -> None:
+def test_agent_creates_no_folder_of_deleted_job(tmp_path: Path) -> None:
     job = JobDir(tmp_path / "job")
     NodeLog(job, "node-0").add(1, "a line")
     with pytest.raises(FileNotFoundError):

@@ -30,9 +30,10 @@ print("said", 2)
 
 
 @pytest.mark.slow
-def test_what_a_full_disk_refuses_is_printed_before_the_next_line_and_no_exit_code_tells_of_it(
+def test_output_refused_by_full_disk_is_printed_later(
     tmp_path: Path,
 ) -> None:
+    """Output that a full disk refuses is printed before the next line, and the exit code is 0."""
     log = tmp_path / "log"
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
@@ -43,9 +44,7 @@ def test_what_a_full_disk_refuses_is_printed_before_the_next_line_and_no_exit_co
     assert log.read_text() == "said 1\nsaid 2\n"
 
 
-def test_a_line_that_was_torn_is_made_whole_and_what_is_kept_has_a_limit(
-    disk: FakeDisk, tmp_path: Path
-) -> None:
+def test_torn_line_is_completed_and_buffer_is_limited(disk: FakeDisk, tmp_path: Path) -> None:
     path = tmp_path / "log"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     log = full_disk.BufferedLog(fd)
@@ -60,7 +59,8 @@ def test_a_line_that_was_torn_is_made_whole_and_what_is_kept_has_a_limit(
     assert path.read_bytes() == b"one line\ntwo\n"
 
 
-def test_an_error_that_no_room_would_mend_is_raised() -> None:
+def test_error_unrelated_to_space_is_raised() -> None:
+    """An error that more space would not fix is raised."""
     reading, writing = os.pipe()
     os.close(reading)
     log = full_disk.BufferedLog(writing)
@@ -70,9 +70,10 @@ def test_an_error_that_no_room_would_mend_is_raised() -> None:
     os.close(writing)
 
 
-def test_a_deed_is_tried_until_there_is_room_which_is_said_once_and_other_errors_are_raised(
+def test_action_is_retried_until_space_and_noted_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """An action is retried until there is space, which is reported once; other errors are raised."""
     monkeypatch.setattr(full_disk, "RETRY_S", 0.0)
     refusals = [errno.ENOSPC, errno.EDQUOT]
 
@@ -92,7 +93,7 @@ def test_a_deed_is_tried_until_there_is_room_which_is_said_once_and_other_errors
 @pytest.mark.parametrize(
     ("free", "inodes", "full"), [(1000, 9, False), (1, 9, True), (1000, 0, True), (None, 0, False)]
 )
-def test_a_disk_without_bytes_or_inodes_is_used_up(
+def test_disk_without_bytes_or_inodes_is_full(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int | None, inodes: int, full: bool
 ) -> None:
     if free is None:
@@ -103,7 +104,7 @@ def test_a_disk_without_bytes_or_inodes_is_used_up(
     assert full_disk.is_disk_full(tmp_path) is full
 
 
-def test_work_without_a_descriptor_waits_which_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_work_without_descriptor_waits_and_is_noted_once(capsys: pytest.CaptureFixture[str]) -> None:
     patience = full_disk.DeferExhaustion()
     for number in (errno.EMFILE, errno.ENFILE):
         with patience:
@@ -119,9 +120,8 @@ def test_work_without_a_descriptor_waits_which_is_told_once(capsys: pytest.Captu
 
 
 @pytest.mark.slow
-def test_what_no_encoding_has_is_printed_all_the_same(tmp_path: Path) -> None:
-    program = (
-        "from orchestrator.core.jobdir import full_disk; full_disk.print_patiently(); print('a\\ud800b')"
-    )
+def test_unencodable_text_is_printed_escaped(tmp_path: Path) -> None:
+    """Text that no encoding has is still printed."""
+    program = "from orchestrator.core.jobdir import full_disk; full_disk.print_patiently(); print('a\\ud800b')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, timeout=60.0)
     assert (done.returncode, done.stdout) == (0, b"a\\ud800b\n"), done.stderr

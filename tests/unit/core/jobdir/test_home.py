@@ -23,9 +23,10 @@ def _home(tmp_path: Path, *ids: str) -> Path:
     return tmp_path
 
 
-def test_the_home_is_what_the_environment_says_and_dot_orch_otherwise(
+def test_home_is_from_environment_or_dot_orch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The home folder is what the environment says, and ~/.orch otherwise."""
     monkeypatch.setenv("HOME", "/home/me")
     assert home.job_home({"ORCH_HOME": "/x/y"}) == Path("/x/y")
     assert home.job_home({"ORCH_HOME": "~/jobs"}) == Path("/home/me/jobs")
@@ -33,24 +34,25 @@ def test_the_home_is_what_the_environment_says_and_dot_orch_otherwise(
     assert home.job_home({"ORCH_HOME": "rel"}).is_absolute()
 
 
-def test_a_home_of_nobody_is_the_users_mistake() -> None:
+def test_home_of_unknown_user_is_a_user_error() -> None:
+    """A home folder of an unknown user is the user's mistake."""
     with pytest.raises(UserError, match="home"):
         home.job_home({"ORCH_HOME": "~no-such-user-here/jobs"})
 
 
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True), st.floats(1e9, 4e9))
-def test_a_name_is_known_from_the_id_whatever_dashes_and_digits_it_has(name: str, wall_s: float) -> None:
+def test_name_is_parsed_from_any_id(name: str, wall_s: float) -> None:
+    """A name is known from the ID, whatever dashes and digits it has."""
     assert home.name_of(home.new_id(name, wall_s)) == name
 
 
-def test_ids_sort_by_the_time_of_submit_whatever_their_names(tmp_path: Path) -> None:
-    made = [
-        home.new_id(name, T + at) for at, name in enumerate(["z", "a-20991231-235959999-zz", "m", "a", "7"])
-    ]
+def test_ids_sort_by_submit_time_for_any_name(tmp_path: Path) -> None:
+    """IDs sort by the time of submit, whatever their names."""
+    made = [home.new_id(name, T + at) for at, name in enumerate(["z", "a-20991231-235959999-zz", "m", "a", "7"])]
     assert home.list_ids(_home(tmp_path, *made)) == made
 
 
-def test_two_submits_within_a_second_sort_by_the_millisecond(tmp_path: Path) -> None:
+def test_submits_within_a_second_sort_by_millisecond(tmp_path: Path) -> None:
     made = [home.new_id("x", T + at / 1000) for at in (1, 9, 10, 100, 999)]
     assert home.list_ids(_home(tmp_path, *reversed(made))) == made
 
@@ -62,7 +64,7 @@ def _placed(folder: Path) -> JobDir:
     return job
 
 
-def test_a_copy_is_known_by_its_original_while_that_is_there(tmp_path: Path) -> None:
+def test_copy_is_recognised_while_original_exists(tmp_path: Path) -> None:
     job = _placed(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     copy = JobDir(tmp_path / "b" / "jobs" / JOB)
@@ -75,7 +77,7 @@ def test_a_copy_is_known_by_its_original_while_that_is_there(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("is_linked", [False, True])
-def test_a_home_that_has_moved_is_no_copy(tmp_path: Path, is_linked: bool) -> None:
+def test_moved_home_is_no_copy(tmp_path: Path, is_linked: bool) -> None:
     _placed(tmp_path / "a")
     (tmp_path / "a").rename(tmp_path / "b")
     if is_linked:
@@ -84,28 +86,30 @@ def test_a_home_that_has_moved_is_no_copy(tmp_path: Path, is_linked: bool) -> No
     home.require_own_job(job)
 
 
-def test_what_is_no_job_is_no_job(tmp_path: Path) -> None:
+def test_other_folder_is_no_job(tmp_path: Path) -> None:
+    """A folder that is not a job is not listed as one."""
     good = home.new_id("gpt", T)
     folder = _home(tmp_path, good, f".{good}", "lost+found", "gpt", "gpt-20261120", "-20261120-224605123-k3")
     (folder / "jobs" / home.new_id("file", T)).write_text("not a folder")
     assert [job.id for job in home.list_jobs(folder)] == [good]
 
 
-def test_an_empty_or_missing_home_has_no_jobs(tmp_path: Path) -> None:
+def test_empty_or_missing_home_has_no_jobs(tmp_path: Path) -> None:
     assert home.list_ids(tmp_path) == [] == home.list_ids(tmp_path / "none")
     with pytest.raises(UserError) as told:
         home.find_job(tmp_path, None)
     assert "no jobs yet" in told.value.what and "orch submit" in told.value.fix
 
 
-def test_a_home_that_is_a_file_is_an_error_and_not_an_empty_home(tmp_path: Path) -> None:
+def test_home_that_is_file_is_an_error(tmp_path: Path) -> None:
+    """A home folder that is a file is an error and not an empty one."""
     (tmp_path / "home").write_text("")
     with pytest.raises(ClusterError) as told:
         home.list_ids(tmp_path / "home")
     assert "ORCH_HOME" in told.value.fix
 
 
-def test_a_job_is_found_by_id_by_name_by_a_part_and_by_nothing(tmp_path: Path) -> None:
+def test_job_is_found_by_id_name_part(tmp_path: Path) -> None:
     first, second, other = (home.new_id(name, T + at) for at, name in enumerate(["gpt", "gpt", "bert-2"]))
     folder = _home(tmp_path, first, second, other)
     assert home.find_job(folder, first).id == first
@@ -114,7 +118,7 @@ def test_a_job_is_found_by_id_by_name_by_a_part_and_by_nothing(tmp_path: Path) -
     assert home.find_job(folder, other[:12]).id == home.find_job(folder, other[-9:]).id == other
 
 
-def test_a_verb_for_running_jobs_finds_the_latest_of_a_name_that_is_not_over(tmp_path: Path) -> None:
+def test_running_job_verb_finds_latest_unfinished_of_name(tmp_path: Path) -> None:
     first, second, third = (home.new_id("gpt", T + at) for at in range(3))
     folder = _home(tmp_path, first, second, third)
     (folder / "jobs" / third / "ended").touch()
@@ -126,26 +130,28 @@ def test_a_verb_for_running_jobs_finds_the_latest_of_a_name_that_is_not_over(tmp
     assert home.find_job(folder, "gpt", running=True).id == third
 
 
-def test_commands_call_a_job_by_its_name_where_no_other_has_it(tmp_path: Path) -> None:
+def test_commands_use_name_if_unique(tmp_path: Path) -> None:
+    """Commands call a job by its name where no other has it."""
     twins, alone = [home.new_id("gpt", T), home.new_id("gpt", T + 1)], home.new_id("gpt-2", T)
     folder = _home(tmp_path, *twins, alone)
     assert {home.reference(job) for job in home.list_jobs(folder)} == {*twins, "gpt-2"}
 
 
-def test_a_name_that_is_part_of_another_name_means_itself(tmp_path: Path) -> None:
+def test_name_inside_longer_name_means_itself(tmp_path: Path) -> None:
     short, longer = home.new_id("gpt", T), home.new_id("gpt-large", T + 1)
     folder = _home(tmp_path, short, longer)
     assert home.find_job(folder, "gpt").id == short
 
 
 @pytest.mark.parametrize("other", ["nanogpt", "gpt10", "gpt-10"])
-def test_a_part_of_a_name_means_no_job(tmp_path: Path, other: str) -> None:
+def test_part_of_name_means_no_job(tmp_path: Path, other: str) -> None:
     folder = _home(tmp_path, home.new_id(other, T))
     with pytest.raises(UserError, match="no job has the id or name 'gpt'"):
         home.find_job(folder, "gpt")
 
 
-def test_a_part_that_several_ids_have_is_asked_back(tmp_path: Path) -> None:
+def test_ambiguous_part_is_refused(tmp_path: Path) -> None:
+    """A part that several IDs have is refused with a question."""
     ids = [home.new_id("gpt", T), home.new_id("gpt", T + 1)]
     with pytest.raises(UserError, match="2 job ids begin or end with 'gpt-'") as told:
         home.find_job(_home(tmp_path, *ids), "gpt-")
@@ -153,14 +159,14 @@ def test_a_part_that_several_ids_have_is_asked_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["gtp", "", "../x", "*", "gpt/"])
-def test_what_is_not_there_is_an_error_that_names_what_is(tmp_path: Path, wanted: str) -> None:
+def test_missing_job_error_lists_existing_ones(tmp_path: Path, wanted: str) -> None:
     folder = _home(tmp_path, home.new_id("gpt", T), home.new_id("bert", T + 1))
     with pytest.raises(UserError) as told:
         home.find_job(folder, wanted)
     assert "gpt" in told.value.fix
 
 
-def test_unended_jobs_are_those_without_the_mark(tmp_path: Path) -> None:
+def test_unended_jobs_lack_the_end_mark(tmp_path: Path) -> None:
     ids = [home.new_id("gpt", T + at) for at in range(3)]
     folder = _home(tmp_path, *ids)
     (folder / "jobs" / ids[1] / "ended").touch()

@@ -41,7 +41,8 @@ TAKERS: dict[str, Callable[[JobDir], object]] = {
 
 @pytest.mark.usefixtures("_umask_of_a_careless_user")
 @pytest.mark.parametrize("name", TAKERS)
-def test_a_lock_can_be_read_and_so_be_held_by_its_owner_alone(tmp_path: Path, name: str) -> None:
+def test_lock_is_readable_and_holdable_by_owner_only(tmp_path: Path, name: str) -> None:
+    """A lock can be read, and so be held, by its owner alone."""
     job = JobDir(tmp_path / "jobs" / "one")
     job.root.mkdir(parents=True)
     TAKERS[name](job)
@@ -49,7 +50,8 @@ def test_a_lock_can_be_read_and_so_be_held_by_its_owner_alone(tmp_path: Path, na
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_lock_that_others_can_read_is_closed_to_them_and_a_link_is_none(tmp_path: Path) -> None:
+def test_world_readable_lock_is_closed_and_link_refused(tmp_path: Path) -> None:
+    """A lock that others can read is closed to them, and a link is not a lock."""
     lock = tmp_path / "lock"
     lock.touch(0o666)
     with locks.hold(lock, 0.0):
@@ -61,7 +63,7 @@ def test_a_lock_that_others_can_read_is_closed_to_them_and_a_link_is_none(tmp_pa
         assert told.value.errno == errno.ELOOP
 
 
-def test_who_holds_a_lock_is_known_until_the_next_one_does(tmp_path: Path) -> None:
+def test_holder_of_lock_is_known_until_the_next(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     assert (locks.is_held(lock), locks.holder_text(lock)) == (False, "")
     with locks.hold(lock, 0.0) as mine, locks.hold(lock, 0.0) as other:
@@ -74,9 +76,10 @@ def test_who_holds_a_lock_is_known_until_the_next_one_does(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_disk_without_locks_answers_no_question_about_them(
+def test_disk_without_locks_gives_no_answer(
     tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A disk without locks answers no question about them."""
     job = folders.make(tmp_path, [*jobs.submitted(), *jobs.running(1, 1.0, 7)])
     job.lock.touch()
 

@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "rank-00000.idx"
 
 
-def test_a_byte_has_the_time_of_the_first_note_beyond_it(path: Path) -> None:
+def test_byte_has_time_of_first_later_record(path: Path) -> None:
     cursor = IndexCursor(write(path, (100, 10), (200, 30), (300, 31)))
     assert [cursor.span(offset) for offset in (0, 9, 10, 29, 30)] == [
         (100, 10),
@@ -37,7 +37,7 @@ def test_a_byte_has_the_time_of_the_first_note_beyond_it(path: Path) -> None:
     assert cursor.time_ns == 300
 
 
-def test_later_lines_begin_where_the_last_note_up_to_the_time_ended(path: Path) -> None:
+def test_later_lines_start_at_last_record_before_time(path: Path) -> None:
     write(path, (100, 10), (200, 30), (300, 31))
     assert [offset_at(path, at_ns) for at_ns in (0, 99, 100, 199, 200, 300, 10**18)] == [
         0,
@@ -50,7 +50,8 @@ def test_later_lines_begin_where_the_last_note_up_to_the_time_ended(path: Path) 
     ]
 
 
-def test_a_missing_or_empty_index_knows_nothing_and_says_so(path: Path) -> None:
+def test_missing_or_empty_index_reports_unknown(path: Path) -> None:
+    """A missing or empty index knows nothing and says so."""
     assert offset_at(path, 5) == 0
     assert IndexCursor(path).span(0) is None
     assert IndexCursor(None).span(0) is None
@@ -59,14 +60,15 @@ def test_a_missing_or_empty_index_knows_nothing_and_says_so(path: Path) -> None:
     assert IndexCursor(path).span(0) is None
 
 
-def test_a_log_that_has_not_grown_costs_no_record(path: Path) -> None:
+def test_unchanged_log_costs_no_record(path: Path) -> None:
     write(path, (100, 10), (200, 10), (300, 10))
     assert path.stat().st_size == RECORD_BYTES
     write(path, (400, 0), (500, 0))
     assert path.stat().st_size == 0
 
 
-def test_a_torn_record_is_ignored_by_readers_and_mended_by_the_next_writer(path: Path) -> None:
+def test_torn_record_is_ignored_and_fixed_by_writer(path: Path) -> None:
+    """A torn record is ignored by readers and fixed by the next writer."""
     write(path, (100, 10), (200, 20))
     with path.open("ab") as file:
         file.write(b"\x07" * 9)
@@ -80,26 +82,27 @@ def test_a_torn_record_is_ignored_by_readers_and_mended_by_the_next_writer(path:
     assert offset_at(path, 1000) == 30
 
 
-def test_a_reopened_index_goes_on_where_the_crash_left_it(path: Path) -> None:
+def test_reopened_index_continues_after_crash(path: Path) -> None:
     write(path, (100, 10))
     write(path, (200, 10), (300, 25))
     assert path.stat().st_size == 2 * RECORD_BYTES
     assert IndexCursor(path).span(10) == (300, 25)
 
 
-def test_a_truncated_log_takes_its_records_with_it(path: Path) -> None:
+def test_truncated_log_truncates_its_records(path: Path) -> None:
     write(path, (100, 10), (200, 20), (300, 30), (400, 15), (500, 40))
     assert path.stat().st_size == 3 * RECORD_BYTES
     assert [offset_at(path, at_ns) for at_ns in (100, 399, 400, 500)] == [10, 10, 15, 40]
 
 
-def test_a_log_truncated_to_nothing_starts_anew(path: Path) -> None:
+def test_log_truncated_to_nothing_restarts_index(path: Path) -> None:
+    """A log truncated to nothing starts again."""
     write(path, (300, 30), (400, 0), (410, 5))
     assert path.stat().st_size == RECORD_BYTES
     assert IndexCursor(path).span(0) == (410, 5)
 
 
-def test_a_clock_set_back_waits_until_it_has_caught_up(path: Path) -> None:
+def test_clock_set_back_pauses_index_until_caught_up(path: Path) -> None:
     write(path, (1000, 10), (400, 20))
     write(path, (500, 30), (1100, 40))
     assert [offset_at(path, at_ns) for at_ns in (450, 999, 1000, 1100)] == [0, 0, 30, 40]
@@ -112,7 +115,7 @@ def test_a_clock_set_back_waits_until_it_has_caught_up(path: Path) -> None:
     ]
 
 
-def test_a_cursor_sees_new_records_only_after_refresh(path: Path) -> None:
+def test_cursor_sees_new_records_only_after_refresh(path: Path) -> None:
     cursor = IndexCursor(write(path, (100, 10)))
     assert cursor.span(10) is None
     write(path, (200, 20))
@@ -122,7 +125,7 @@ def test_a_cursor_sees_new_records_only_after_refresh(path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", [0, 1, 5_000, 99_990])
-def test_a_cursor_that_starts_anywhere_agrees_with_one_that_walks(path: Path, start: int) -> None:
+def test_cursor_started_anywhere_agrees_with_walking_one(path: Path, start: int) -> None:
     write(path, *((1_000 + number, 10 * number) for number in range(1, 10_001)))
     cursor = IndexCursor(path)
     for offset in range(start, 100_000, 7):
@@ -130,7 +133,8 @@ def test_a_cursor_that_starts_anywhere_agrees_with_one_that_walks(path: Path, st
     assert cursor.span(100_000) is None
 
 
-def test_a_full_disk_costs_time_stamps_and_nothing_else() -> None:
+def test_full_disk_costs_only_time_stamps() -> None:
+    """A full disk costs time stamps and nothing else."""
     index = LogIndex(Path("/dev/full"))
     index.record(100, 10)
     index.record(200, 20)

@@ -82,9 +82,10 @@ ACTS = ("cancel", "restart", "resume", "stacks", "clean JOB")
 @pytest.mark.slow
 @pytest.mark.parametrize("ended", [False, True], ids=["running", "ended"])
 @pytest.mark.parametrize("verb", [*LOOKS, *ACTS])
-def test_no_verb_runs_or_writes_anything_in_the_job_of_another(
+def test_no_verb_runs_or_writes_in_others_job(
     theirs: JobDir, tmp_path: Path, verb: str, ended: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """No verb runs or writes anything in another user's job."""
     if ended:
         done = folders.succeeded(tmp_path / "other")
         shutil.copy(done.state, theirs.state)
@@ -104,7 +105,8 @@ def test_no_verb_runs_or_writes_anything_in_the_job_of_another(
 
 
 @root_only
-def test_slurms_word_on_the_job_of_another_is_neither_heeded_nor_kept(theirs: JobDir) -> None:
+def test_slurm_state_of_others_job_is_not_applied(theirs: JobDir) -> None:
+    """Slurm's state for another user's job is neither applied nor stored."""
     theirs.slurm.write_text('["7"]')
     before = _state(theirs.root)
     slurm_status.SlurmSource(theirs).settle()
@@ -171,9 +173,8 @@ UNSAFE: dict[str, tuple[Callable[[JobDir], object], str]] = {
 @root_only
 @pytest.mark.slow
 @pytest.mark.parametrize("name", UNSAFE)
-def test_no_supervisor_is_started_and_nothing_asked_where_another_could_have_had_a_hand(
-    tmp_path: Path, name: str
-) -> None:
+def test_no_supervisor_starts_in_folder_others_could_change(tmp_path: Path, name: str) -> None:
+    """No supervisor is started and nothing requested where another user could have changed files."""
     job = folders.make(tmp_path / "home", RUNNING)
     job.bundle.write_text(RUNS.format(str(tmp_path / "ran")))
     (job.secrets / "token").write_text("f" * 64)
@@ -198,7 +199,8 @@ def revive_says(job: JobDir) -> str:
         return str(err)
 
 
-def test_a_shared_sticky_home_and_own_links_are_fine(tmp_path: Path) -> None:
+def test_sticky_shared_home_and_own_links_are_accepted(tmp_path: Path) -> None:
+    """A shared sticky home folder and the user's own links are accepted."""
     job = folders.make(tmp_path / "home", RUNNING)
     for folder in (job.root.parent, job.root.parent.parent):
         folder.chmod(0o1777)
@@ -210,9 +212,8 @@ def test_a_shared_sticky_home_and_own_links_are_fine(tmp_path: Path) -> None:
 
 
 @root_only
-def test_what_root_has_left_in_a_users_job_is_trusted_and_a_third_users_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_root_is_trusted_but_third_user_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of root in a user's job are trusted, and those of a third user are not."""
     job = folders.make(tmp_path / "home", RUNNING)
     _give(job.root)
     os.chown(job.journal, 0, 0)
@@ -223,7 +224,8 @@ def test_what_root_has_left_in_a_users_job_is_trusted_and_a_third_users_is_not(
     assert found and found.where == str(job.journal) and str(MALLORY + 1) in found.what
 
 
-def test_a_cancel_of_a_job_without_journal_writes_nothing_where_others_can_write(tmp_path: Path) -> None:
+def test_cancel_without_journal_writes_nothing_others_can_change(tmp_path: Path) -> None:
+    """A cancel of a job without a journal writes nothing where others can write."""
     job = folders.make(tmp_path / "home", RUNNING)
     job.journal.write_text("")
     job.root.chmod(0o777)
@@ -234,7 +236,7 @@ def test_a_cancel_of_a_job_without_journal_writes_nothing_where_others_can_write
 
 
 @pytest.mark.slow
-def test_slurms_word_is_not_kept_where_others_can_write(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_slurm_state_is_not_stored_where_others_write(slurm: FakeSlurm, tmp_path: Path) -> None:
     job = fake_slurm.job(tmp_path, "7")
     job.root.chmod(0o777)
     before = _state(job.root)
@@ -248,7 +250,7 @@ def test_slurms_word_is_not_kept_where_others_can_write(slurm: FakeSlurm, tmp_pa
 
 
 @root_only
-def test_a_submit_into_a_home_that_others_can_change_leaves_nothing(tmp_path: Path) -> None:
+def test_submit_into_home_others_can_change_leaves_nothing(tmp_path: Path) -> None:
     place = tmp_path / "home"
     (place / "jobs").mkdir(parents=True)
     (place / "jobs").chmod(0o777)
@@ -261,9 +263,8 @@ def test_a_submit_into_a_home_that_others_can_change_leaves_nothing(tmp_path: Pa
 
 @pytest.mark.slow
 @root_only
-def test_a_bundle_that_another_has_put_into_the_cache_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_bundle_in_cache_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle that another user has put into the cache is not used."""
     package = tmp_path / "package"
     shutil.copytree(bundle.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "__pycache__").write_text("no folder, so that the cache of the home is used")
@@ -280,9 +281,10 @@ def test_a_bundle_that_another_has_put_into_the_cache_is_not_taken(
     assert bundle.build(tmp_path) == right and list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_log_that_leads_out_of_the_folder_or_never_ends_is_not_shown(
+def test_log_outside_folder_or_endless_is_not_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A log that leads out of the folder or never ends is not shown."""
     job = folders.failed(tmp_path)
     (tmp_path / "private").write_text("my private key\n")
     monkeypatch.setenv("ORCH_HOME", str(tmp_path))
@@ -305,9 +307,8 @@ def test_a_log_that_leads_out_of_the_folder_or_never_ends_is_not_shown(
 @root_only
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["another's folder", "a link", "another's bundle", "a folder open to all"])
-def test_an_agent_lands_in_no_folder_that_another_has_prepared(
-    host: FakeHost, code: CodeArchive, name: str
-) -> None:
+def test_agent_is_not_installed_in_folder_of_others(host: FakeHost, code: CodeArchive, name: str) -> None:
+    """An agent is not installed in a folder that another user has prepared."""
     root = host.job.root
     root.parent.mkdir(parents=True)
     if name == "a link":

@@ -28,14 +28,10 @@ CONTRACT = {
 """The variables of the contract that are a rank's own; OMP_NUM_THREADS is a default that anybody may set."""
 
 
-def _env(
-    plan: Plan, rank: int, attempt: int = 1, resume: str = "", step: int | None = None
-) -> dict[str, str]:
+def _env(plan: Plan, rank: int, attempt: int = 1, resume: str = "", step: int | None = None) -> dict[str, str]:
     node = next(node for node in plan.nodes if rank in node.ranks)
     nodes = tuple(node.name for node in plan.nodes)
-    return rank_env.rank_env(
-        NodePlan(plan, JOB, node.name, attempt, nodes, resume, step), rank, ("10.0.0.7", 29511)
-    )
+    return rank_env.rank_env(NodePlan(plan, JOB, node.name, attempt, nodes, resume, step), rank, ("10.0.0.7", 29511))
 
 
 def _node_env(
@@ -52,7 +48,7 @@ def _arguments(plan: Plan, attempt: int, resume: str, job: JobDir = JOB) -> tupl
 
 
 @pytest.mark.parametrize("rank", range(6))
-def test_each_rank_gets_every_variable_of_the_contract(rank: int) -> None:
+def test_every_rank_gets_full_launcher_contract(rank: int) -> None:
     env = _env(
         jobs.plan(nodes=2, procs_per_node=3, restart={"max": 5}),
         rank,
@@ -75,13 +71,13 @@ def test_each_rank_gets_every_variable_of_the_contract(rank: int) -> None:
     assert env["TORCHELASTIC_ERROR_FILE"] == error_file
 
 
-def test_the_agent_store_of_torchrun_is_never_claimed() -> None:
+def test_torchrun_agent_store_is_never_claimed() -> None:
     plan = jobs.plan()
     for env in (_env(plan, 0), _node_env(plan, plan.nodes[0])):
         assert "TORCHELASTIC_USE_AGENT_STORE" not in env
 
 
-def test_resume_from_is_empty_and_not_missing_when_there_is_nothing() -> None:
+def test_resume_from_is_empty_but_set_without_checkpoint() -> None:
     env = _env(jobs.plan(), 0)
     assert env["ORCH_RESUME_FROM"] == env["ORCH_RESUME_STEP"] == ""
     assert _env(jobs.plan(), 0, resume="/c/best.pt")["ORCH_RESUME_STEP"] == "", "its step is not known"
@@ -93,7 +89,7 @@ def test_resume_arguments_may_name_the_step() -> None:
     assert rank_env.rank_arguments(at)[-1] == "--resume-from-step=160"
 
 
-def test_gpus_are_divided_among_the_nodes_of_one_machine() -> None:
+def test_gpus_are_divided_among_nodes_of_one_machine() -> None:
     plan = jobs.plan(gpus=range(8), procs_per_node=None, gpus_per_node=3)
     assert [node.gpus for node in plan.nodes] == [(0, 1, 2), (3, 4, 5)]
     assert [node.ranks for node in plan.nodes] == [(0, 1, 2), (3, 4, 5)]
@@ -101,30 +97,33 @@ def test_gpus_are_divided_among_the_nodes_of_one_machine() -> None:
     assert shown == ["0,1,2", "3,4,5"]
 
 
-def test_auto_takes_all_gpus_there_are_and_leaves_none_out_of_step() -> None:
+def test_auto_uses_all_gpus_with_equal_counts() -> None:
+    """auto takes all GPUs that exist and leaves no node with another count."""
     plan = jobs.plan(gpus=(1, 3, 4, 6, 7), procs_per_node=None, gpus_per_node="auto")
     assert [node.gpus for node in plan.nodes] == [(1, 3), (4, 6)]
     assert plan.world_size == 4
 
 
-def test_auto_without_gpus_means_the_cpu_ranks_that_were_asked_for() -> None:
+def test_auto_without_gpus_uses_requested_cpu_ranks() -> None:
     plan = jobs.plan(gpus_per_node="auto", procs_per_node=3)
     assert (plan.world_size, plan.nodes[0].gpus) == (6, ())
     assert "CUDA_VISIBLE_DEVICES" not in _node_env(plan, plan.nodes[0])
 
 
-def test_one_cpu_rank_a_node_when_nothing_is_said() -> None:
+def test_default_is_one_cpu_rank_per_node() -> None:
     assert jobs.plan(procs_per_node=None).world_size == 2
 
 
-def test_more_gpus_than_there_are_is_an_error_with_numbers() -> None:
+def test_too_many_gpus_is_an_error_with_counts() -> None:
+    """More GPUs than there are is an error with numbers."""
     with pytest.raises(UserError) as told:
         jobs.plan(gpus=range(4), procs_per_node=None, gpus_per_node=4)
     assert "8 GPUs wanted (2 nodes × 4), 4 found" in told.value.what
     assert "gpus_per_node" in told.value.where and "procs_per_node" in told.value.fix
 
 
-def test_what_the_user_set_wins_over_all_but_the_contract() -> None:
+def test_user_values_override_all_but_contract() -> None:
+    """Values of the user override everything but the launcher's contract."""
     plan = jobs.plan(
         gpus=range(2), procs_per_node=None, gpus_per_node=1, nccl={"debug": "WARN"}, rendezvous={"interface": "eth1"},
         env={"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "9", "HOME": "/h"},
@@ -137,10 +136,8 @@ def test_what_the_user_set_wins_over_all_but_the_contract() -> None:
     assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("eth1", "eth1")
 
 
-def test_each_variable_of_the_user_is_known_with_the_field_that_set_it() -> None:
-    plan = jobs.plan(
-        nccl={"debug": "WARN"}, rendezvous={"interface": "eth1"}, env={"NCCL_DEBUG": "INFO", "A": "b"}
-    )
+def test_user_variable_is_known_with_its_field() -> None:
+    plan = jobs.plan(nccl={"debug": "WARN"}, rendezvous={"interface": "eth1"}, env={"NCCL_DEBUG": "INFO", "A": "b"})
     fields = {name: where.rpartition(" ")[2] for name, where in plan.origins.items()}
     assert fields == {
         "NCCL_DEBUG": "env.NCCL_DEBUG", "A": "env.A", "GLOO_SOCKET_IFNAME": "rendezvous.interface",
@@ -149,17 +146,18 @@ def test_each_variable_of_the_user_is_known_with_the_field_that_set_it() -> None
     assert plan.origins.keys() == plan.env.keys()
 
 
-def test_lines_are_unbuffered_unless_the_job_file_says_otherwise() -> None:
+def test_output_is_unbuffered_unless_job_file_differs() -> None:
+    """Lines are unbuffered unless the job file says otherwise."""
     assert jobs.plan().unbuffered and not jobs.plan(logs={"unbuffered": "no"}).unbuffered
 
 
-def test_the_effective_batch_is_that_of_all_ranks() -> None:
+def test_effective_batch_is_that_of_all_ranks() -> None:
     plan = jobs.plan(batch={"per_device": 16, "accumulation": 4})
     assert (plan.effective_batch, plan.batch_text) == (256, "256 = 16 per device × 4 accumulated × 4 ranks")
     assert (jobs.plan().effective_batch, jobs.plan().batch_text) == (None, "")
 
 
-def test_ranks_inherit_nothing_of_another_launcher_and_no_secret_by_the_way() -> None:
+def test_ranks_inherit_no_other_launcher_or_secret() -> None:
     outer = {
         "PATH": "/bin", "LANG": "C", "RANK": "3", "MASTER_PORT": "1", "SLURM_PROCID": "3", "PMI_RANK": "1",
         "TORCHELASTIC_USE_AGENT_STORE": "True", "PET_NPROC_PER_NODE": "8", "ORCH_HOME": "/x", "HF_TOKEN": "hf",
@@ -168,19 +166,15 @@ def test_ranks_inherit_nothing_of_another_launcher_and_no_secret_by_the_way() ->
     assert submitter_env(outer, ("HF_TOKEN",)) == {"PATH": "/bin", "LANG": "C", "RANKING": "kept"}
 
 
-def test_ranks_of_a_job_that_a_rank_submitted_have_no_hook_no_evidence_files_and_no_endpoint_of_the_outer_one() -> (
-    None
-):
+def test_nested_job_inherits_nothing_of_outer_one() -> None:
+    """Ranks of a job that a rank submitted have no hook, evidence files or endpoint of the outer job."""
     outer = {
         "ORCH_RANK_DIR": "/j/nodes/n/attempt-001/rank-00000", "PYTHONPATH": "/j/nodes/n/hook:/j/code/src:",
         "NCCL_DEBUG_FILE": "/j/evidence/attempt-001/x", "WEIGHTS": "/j/checkpoints/step-1.pt",
     }  # fmt: skip
     kept = {"PYTHONPATH": "/j/code/src:", "WEIGHTS": "/j/checkpoints/step-1.pt"}
     url, token = "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"
-    assert (
-        submitter_env({**outer, url: "http://127.0.0.1:1/ranks/0", token: "/j/nodes/n/trainer-token"}, ())
-        == kept
-    )
+    assert submitter_env({**outer, url: "http://127.0.0.1:1/ranks/0", token: "/j/nodes/n/trainer-token"}, ()) == kept
     theirs = {url: "https://trainer", token: "/var/run/token"}
     assert submitter_env({**outer, **theirs}, ()) == {**kept, **theirs}
 
@@ -199,12 +193,14 @@ def test_ranks_of_a_job_that_a_rank_submitted_have_no_hook_no_evidence_files_and
         ({"entrypoint": None, "command": ["make", "a b"]}, ("make", "a b"), False),
     ],
 )
-def test_what_a_rank_runs(fields: dict[str, Any], argv: tuple[str, ...], shell: bool) -> None:
+def test_command_of_a_rank(fields: dict[str, Any], argv: tuple[str, ...], shell: bool) -> None:
+    """The command that a rank runs."""
     plan = jobs.plan(**fields)
     assert (plan.argv, plan.shell) == (argv, shell)
 
 
-def test_resume_arguments_come_only_with_a_checkpoint_and_quoted_where_a_shell_reads_them() -> None:
+def test_resume_arguments_need_checkpoint_and_shell_quoting() -> None:
+    """Resume arguments come only with a checkpoint, and quoted where a shell reads them."""
     words = jobs.plan(checkpoint={"resume_args": "--resume {path} --strict"})
     assert _arguments(words, 1, "") == words.argv
     assert _arguments(words, 2, "/c/a b.pt") == (*words.argv, "--resume", "/c/a b.pt", "--strict")
@@ -219,7 +215,8 @@ def test_resume_arguments_need_no_path() -> None:
     assert _arguments(plan, 2, "/c/x.pt") == (*plan.argv, "--init_from=resume")
 
 
-def test_placeholders_are_filled_in_as_the_node_sees_the_job() -> None:
+def test_placeholders_use_paths_of_the_node() -> None:
+    """Placeholders are filled in as the node sees the job."""
     entry = "train.py --out_dir={checkpoint_dir}/x $ORCH_CHECKPOINT_DIR ${ORCH_JOB_ID} --from={resume_from} a={b:1} ${now:%Y}"
     plan = jobs.plan(entrypoint=entry, checkpoint={"resume_args": "--go {attempt} {path} {resume_from}"})
     there = JobDir.at("/scratch/me/jobs/x")
@@ -238,7 +235,8 @@ def test_placeholders_are_filled_in_as_the_node_sees_the_job() -> None:
     assert _arguments(plan, 2, "/c/{attempt}.pt", there)[2:] == resumed, "values are not filled in once more"
 
 
-def test_shell_text_is_left_to_the_shell_and_its_resume_arguments_are_filled_in_and_quoted() -> None:
+def test_shell_text_is_kept_and_resume_arguments_quoted() -> None:
+    """Shell text is left to the shell; its resume arguments are filled in and quoted."""
     plan = jobs.plan(
         entrypoint=None,
         command="cd x && ./run.sh $ORCH_CHECKPOINT_DIR",
@@ -248,17 +246,16 @@ def test_shell_text_is_left_to_the_shell_and_its_resume_arguments_are_filled_in_
     assert _arguments(plan, 2, "/c.pt", JobDir.at("/a b"))[-1] == f"{plan.argv[-1]} -o '/a b/o'"
 
 
-def test_variables_of_the_user_are_filled_in_and_those_of_an_attempt_only_for_its_ranks() -> None:
-    plan = jobs.plan(
-        env={"HYDRA_OUT": "{job_dir}/h", "RUN": "{attempt}-$ORCH_JOB_NAME", "RAW": "${x} {epoch}"}
-    )
+def test_user_variables_are_expanded_attempt_ones_for_ranks() -> None:
+    plan = jobs.plan(env={"HYDRA_OUT": "{job_dir}/h", "RUN": "{attempt}-$ORCH_JOB_NAME", "RAW": "${x} {epoch}"})
     env = _node_env(plan, plan.nodes[0])
     home = str(JOB.root.parent.parent)
     assert env == {"HYDRA_OUT": f"{jobs.ROOT}/h", "RAW": "${x} {epoch}", "ORCH_HOME": home}
     assert _env(plan, 0, attempt=3)["RUN"] == "3-gpt"
 
 
-def test_the_fence_falls_before_the_supervisor_gives_a_node_up() -> None:
+def test_fence_precedes_node_loss_by_supervisor() -> None:
+    """The fence comes before the supervisor gives a node up."""
     for nodes, heartbeat_s, times in (
         (2, 1, (60.0, 16.0, 48.0)),
         (1, 1, (60.0, 48.0, 48.0)),
@@ -272,12 +269,14 @@ def test_the_fence_falls_before_the_supervisor_gives_a_node_up() -> None:
     assert limits.break_grace_s <= BREAK_GRACE_S_MAX
 
 
-def test_a_plan_survives_its_file() -> None:
+def test_plan_round_trips_through_its_file() -> None:
+    """A plan is the same after it was written and read."""
     plan = jobs.plan(env={"A": 'é "$(x)\n'}, secrets=["HF_TOKEN"], time_limit="2h", total_steps=10)
     assert codec.loads(Plan, codec.dumps(plan)) == plan
 
 
-def test_an_active_environment_of_conda_does_not_keep_setup_lines_from_activating_theirs() -> None:
+def test_active_conda_does_not_block_setup_activation() -> None:
+    """An active conda environment does not keep setup lines from activating theirs."""
     outer = {"CONDA_PREFIX": "/a", "CONDA_SHLVL": "1", "CONDA_EXE": "/conda", "PATH": "/a/bin"}
     for setup, names in (("conda activate a", {"CONDA_EXE", "PATH"}), ("ulimit -n 9", outer.keys())):
         assert inherited_env(jobs.plan(setup=[setup]), outer).keys() == names

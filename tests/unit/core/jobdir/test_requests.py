@@ -19,7 +19,7 @@ from orchestrator.supervisor.request_inbox import RequestInbox, is_resumed
 from tests.support.descriptors import few_descriptors, use_up
 
 
-def test_requests_are_numbered_and_heard_in_order(tmp_path: Path) -> None:
+def test_requests_are_numbered_and_read_in_order(tmp_path: Path) -> None:
     assert send(tmp_path, "cancel") == 1
     assert send(tmp_path, "resume", save="17") == 2
     assert RequestInbox(tmp_path).read_after(0, 5.0) == [CancelRequested(5.0, 1), ResumeRequested(5.0, 2, 17)]
@@ -27,7 +27,8 @@ def test_requests_are_numbered_and_heard_in_order(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000001.json", "000002.json"]
 
 
-def test_a_resume_is_known_from_what_else_is_asked(tmp_path: Path) -> None:
+def test_resume_is_recognised_by_its_other_fields(tmp_path: Path) -> None:
+    """A resume is recognised by what else is requested."""
     send(tmp_path, "cancel")
     send(tmp_path, "look")
     assert not is_resumed(tmp_path, 0)
@@ -37,12 +38,14 @@ def test_a_resume_is_known_from_what_else_is_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "/a b", "\u0661", "\u00b2", "9" * 5000])
-def test_a_resume_that_names_no_number_of_a_save_begins_from_the_newest(tmp_path: Path, text: str) -> None:
+def test_resume_without_checkpoint_number_uses_newest(tmp_path: Path, text: str) -> None:
+    """A resume that names no number of a checkpoint starts from the newest."""
     send(tmp_path, "resume", save=text)
     assert RequestInbox(tmp_path).read_after(0, 5.0) == [ResumeRequested(5.0, 1, 0)]
 
 
-def test_a_request_that_cannot_be_read_for_want_of_a_descriptor_is_heard_later(tmp_path: Path) -> None:
+def test_request_unreadable_without_descriptor_is_read_later(tmp_path: Path) -> None:
+    """A request that cannot be read for want of a descriptor is read later."""
     send(tmp_path, "cancel")
     reader = RequestInbox(tmp_path)
     with few_descriptors(1) as used:
@@ -53,7 +56,8 @@ def test_a_request_that_cannot_be_read_for_want_of_a_descriptor_is_heard_later(t
     assert reader.read_after(0, 2.0) == [CancelRequested(2.0, 1)]
 
 
-def test_a_deleted_job_is_to_end_and_one_that_is_out_of_sight_for_a_moment_is_not(tmp_path: Path) -> None:
+def test_deleted_job_ends_but_unseen_does_not(tmp_path: Path) -> None:
+    """A deleted job is to end, and one that is out of sight for a moment is not."""
     plan, away = tmp_path / "plan.json", tmp_path / "away"
     plan.touch()
     reader = RequestInbox(tmp_path / "requests", plan)
@@ -65,7 +69,8 @@ def test_a_deleted_job_is_to_end_and_one_that_is_out_of_sight_for_a_moment_is_no
     assert reader.read_after(7, 20.0) == []
 
 
-def test_what_is_no_request_is_passed_over(tmp_path: Path) -> None:
+def test_invalid_request_is_skipped(tmp_path: Path) -> None:
+    """A file that is not a request is skipped."""
     for number, text in enumerate(("", "[]", '{"ask":"dance"}', '{"ask":"cancel"}'), start=1):
         (tmp_path / f"{number:06d}.json").write_text(text)
     (tmp_path / "notes.json").write_text('{"ask":"cancel"}')
@@ -73,12 +78,10 @@ def test_what_is_no_request_is_passed_over(tmp_path: Path) -> None:
     assert RequestInbox(tmp_path / "missing").read_after(0, 1.0) == []
 
 
-def test_a_pipe_among_the_requests_does_not_hold_the_supervisor_up(tmp_path: Path) -> None:
+def test_pipe_among_requests_does_not_block_supervisor(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "000001.json")
     assert send(tmp_path, "cancel") == 2
-    watch = threading.Thread(
-        target=lambda: heard.extend(RequestInbox(tmp_path).read_after(0, 1.0)), daemon=True
-    )
+    watch = threading.Thread(target=lambda: heard.extend(RequestInbox(tmp_path).read_after(0, 1.0)), daemon=True)
     heard: list[object] = []
     watch.start()
     watch.join(5.0)
@@ -86,18 +89,19 @@ def test_a_pipe_among_the_requests_does_not_hold_the_supervisor_up(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["9" * 20, "9" * 5000, "\u00b2", "\u0661"])
-def test_a_file_named_with_no_number_of_a_request_is_none(tmp_path: Path, name: str) -> None:
+def test_file_without_request_number_is_none(tmp_path: Path, name: str) -> None:
     assert requests.number_of(tmp_path / f"{name}.json") == 0
 
 
-def test_when_no_number_is_left_the_way_on_is_told(tmp_path: Path) -> None:
+def test_exhausted_numbers_are_reported_with_fix(tmp_path: Path) -> None:
     (tmp_path / f"{requests.NUMBER_MAX - 1}.json").write_text("{}")
     with pytest.raises(ClusterError, match="no number is left"):
         send(tmp_path, "cancel")
 
 
 @pytest.mark.slow
-def test_many_who_ask_at_once_get_numbers_of_their_own_and_what_each_asked_is_there(tmp_path: Path) -> None:
+def test_concurrent_requests_get_their_own_numbers(tmp_path: Path) -> None:
+    """Many concurrent requests get numbers of their own, and each is stored."""
     pid = os.fork()
     if pid == 0:
         for _ in range(20):
@@ -113,7 +117,8 @@ def test_many_who_ask_at_once_get_numbers_of_their_own_and_what_each_asked_is_th
     assert [written[number] for number in numbers] == asked
 
 
-def test_what_the_queue_said_is_a_request_and_an_unknown_cause_is_a_failure(tmp_path: Path) -> None:
+def test_unknown_queue_cause_is_a_failure(tmp_path: Path) -> None:
+    """The queue's state is a request, and an unknown cause is a failure."""
     send(tmp_path, "allocation_ended", allocation="7.0", cause="time_limit", why="TIMEOUT")
     send(tmp_path, "allocation_ended", allocation="7.0", cause="dance", why="?")
     assert RequestInbox(tmp_path).read_after(0, 1.0) == [
@@ -123,7 +128,8 @@ def test_what_the_queue_said_is_a_request_and_an_unknown_cause_is_a_failure(tmp_
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_who_may_not_write_is_told_whose_job_it_is(tmp_path: Path) -> None:
+def test_forbidden_request_names_job_owner(tmp_path: Path) -> None:
+    """A user who may not write a request is shown the owner of the job."""
     err = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "requests"))
     assert isinstance(make_write_error(err, tmp_path), ClusterError), "our own"
     os.chown(tmp_path, 12345, 12345)
@@ -131,7 +137,7 @@ def test_who_may_not_write_is_told_whose_job_it_is(tmp_path: Path) -> None:
     assert isinstance(told, UserError) and told.what == "this job belongs to user 12345"
 
 
-def test_a_disk_that_refuses_a_request_is_named_with_what_to_do(tmp_path: Path) -> None:
+def test_disk_refusing_request_is_named_with_fix(tmp_path: Path) -> None:
     told = make_write_error(OSError(errno.ENOSPC, "No space left on device"), tmp_path)
     assert str(told) == (
         f"{tmp_path}: cannot be written: No space left on device\n  fix: make room in {tmp_path}, then try again"

@@ -28,22 +28,22 @@ def _written(job: JobDir) -> list[str]:
     return [file.name for file in start_folder.find_written_files(job)]
 
 
-def test_what_was_brought_is_not_written(job: JobDir) -> None:
+def test_submitted_file_is_not_written_by_ranks(job: JobDir) -> None:
+    """Files that were copied there at submit were not written by ranks."""
     assert start_folder.find_written_files(job) == []
 
 
-def test_a_file_that_is_new_or_has_changed_is_written(job: JobDir) -> None:
+def test_new_or_changed_file_was_written(job: JobDir) -> None:
     write(job.code / "out" / "b.pt", b"four")
     write(job.code / "a.csv", b"")
     write(job.code / "train.py", b"data", AT_NS + S)
     write(job.code / "data" / "x.pt", b"more data", AT_NS)
     files = {file.name: file.size_bytes for file in start_folder.find_written_files(job)}
-    assert files == {"a.csv": 0, "data/x.pt": 9, "out/b.pt": 4, "train.py": 4} and list(files) == sorted(
-        files
-    )
+    assert files == {"a.csv": 0, "data/x.pt": 9, "out/b.pt": 4, "train.py": 4} and list(files) == sorted(files)
 
 
-def test_links_pipes_and_compiled_code_are_not_written(job: JobDir, tmp_path: Path) -> None:
+def test_links_pipes_and_bytecode_are_not_written_files(job: JobDir, tmp_path: Path) -> None:
+    """Links, pipes and compiled code do not count as written."""
     write(tmp_path / "elsewhere" / "a.pt")
     (job.code / "results").symlink_to(tmp_path / "elsewhere")
     (job.code / "a.pt").symlink_to(tmp_path / "elsewhere" / "a.pt")
@@ -53,7 +53,7 @@ def test_links_pipes_and_compiled_code_are_not_written(job: JobDir, tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[1]", '{"train.py": 5}'])
-def test_without_a_list_of_what_was_brought_nothing_is_told(job: JobDir, text: str | None) -> None:
+def test_missing_list_of_submitted_files_reports_nothing(job: JobDir, text: str | None) -> None:
     write(job.code / "a.csv")
     job.snapshot_files.unlink()
     if text is not None:
@@ -61,7 +61,7 @@ def test_without_a_list_of_what_was_brought_nothing_is_told(job: JobDir, text: s
     assert _written(job) == []
 
 
-def test_links_out_of_the_job_s_folder_are_told_with_where_they_lead(job: JobDir, tmp_path: Path) -> None:
+def test_links_out_of_job_folder_are_reported(job: JobDir, tmp_path: Path) -> None:
     for name in ("runs", "Outputs", "datasets"):
         (tmp_path / name).mkdir()
     (job.code / "exp").mkdir()

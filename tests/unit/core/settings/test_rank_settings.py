@@ -77,7 +77,8 @@ def _given(**values: str) -> EnvLayers:
     return EnvLayers({}, values, values)
 
 
-def test_a_laptop_gets_its_loopback_and_no_word_about_gpus() -> None:
+def test_laptop_gets_loopback_and_no_gpu_settings() -> None:
+    """A laptop gets its loopback interface and nothing about GPUs."""
     decided = _by_name(LAPTOP, FOUR_CPU, interface="lo")
     assert {name: one.value for name, one in decided.items()} == {
         "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo",
@@ -113,21 +114,20 @@ def test_a_laptop_gets_its_loopback_and_no_word_about_gpus() -> None:
         (dataclasses.replace(DGX, slurm_cpus=16), {"backend": "slurm", "ranks": 2, "gpus": 2}, "8", "16 CPUs from Slurm shared by 2 ranks of the job here"),
     ],
 )  # fmt: skip
-def test_a_rank_gets_its_share_of_the_cores(
-    facts: HardwareFacts, of: dict[str, Any], threads: str, reason: str
-) -> None:
+def test_rank_gets_its_share_of_cores(facts: HardwareFacts, of: dict[str, Any], threads: str, reason: str) -> None:
     decided = _by_name(facts, node(**of))["OMP_NUM_THREADS"]
     assert (decided.value, decided.reason) == (threads, reason)
 
 
-def test_the_interface_that_reaches_the_others_is_named_whole_to_nccl() -> None:
+def test_interface_to_peers_is_named_exactly_to_nccl() -> None:
+    """The interface that reaches the others is given to NCCL by its exact name."""
     decided = _by_name(DGX, EIGHT)
     assert (decided["GLOO_SOCKET_IFNAME"].value, decided["NCCL_SOCKET_IFNAME"].value) == ("eth0", "=eth0")
     unknown = _by_name(DGX, EIGHT, interface="")
     assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & unknown.keys()
 
 
-def test_what_is_set_already_stands_and_is_named_with_who_set_it() -> None:
+def test_existing_setting_stays_with_its_origin() -> None:
     host = {"NCCL_IB_TIMEOUT": "22", "OMP_NUM_THREADS": "6", "NCCL_DEBUG": "TRACE", "PATH": "/bin"}
     added = {
         "NCCL_DEBUG": "INFO",
@@ -153,20 +153,20 @@ def test_what_is_set_already_stands_and_is_named_with_who_set_it() -> None:
     assert not added_by_orch.keys() & given.given.keys()
 
 
-def test_what_nccl_prints_goes_where_the_user_expects_it_once_he_has_asked_for_it() -> None:
+def test_nccl_output_goes_where_user_expects_if_requested() -> None:
     assert "NCCL_DEBUG_FILE" not in _by_name(LAPTOP, FOUR_CPU, _given(NCCL_DEBUG="INFO"))
     ours = _by_name(LAPTOP, FOUR_CPU, _given(NCCL_DEBUG_FILE="/tmp/nccl.%h"))
     assert (ours["NCCL_DEBUG"].value, ours["NCCL_DEBUG_FILE"].value) == ("WARN", "/tmp/nccl.%h")
 
 
 @pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
-def test_the_users_length_of_the_flight_recorder_holds_under_both_of_its_names(name: str) -> None:
+def test_user_flight_recorder_size_holds_under_both_names(name: str) -> None:
     decided = _by_name(LAPTOP, FOUR_CPU, _given(**{name: "20000"}))
     names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     assert {decided[one].value for one in names} == {"20000"}
 
 
-def test_torch_waits_longer_than_orch() -> None:
+def test_torch_timeout_is_longer_than_orchs() -> None:
     limits = dataclasses.replace(EIGHT.plan.limits, hang_timeout_s=3600.5)
     patient = with_plan(EIGHT, limits=limits)
     assert _by_name(DGX, patient)["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"].value == "7201"
@@ -178,28 +178,30 @@ def test_a_secret_is_never_shown() -> None:
     assert "s3cret" not in decided.text
 
 
-def test_what_only_an_attempt_knows_is_named_so_and_not_set() -> None:
+def test_attempt_only_values_are_marked_and_unset() -> None:
+    """Values that only an attempt knows are marked so and not set."""
     decided = _by_name(None, node("slurm", 8, 8), interface=None)
     later = [name for name, one in decided.items() if one.set_by is SetBy.LATER]
     assert later == ["OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
     assert not added_variables(tuple(decided.values()), 0).keys() & set(later)
 
 
-def test_each_rank_has_a_file_of_its_own_for_the_words_of_nccl() -> None:
+def test_every_rank_has_own_nccl_output_file() -> None:
     decided = decide_settings(LAPTOP, FOUR_CPU, NOTHING, "lo", EVIDENCE)
     files = [added_variables(decided, rank)["NCCL_DEBUG_FILE"] for rank in (0, 12)]
     assert files == ["/job/evidence/rank-00000-nccl.log", "/job/evidence/rank-00012-nccl.log"]
 
 
 @pytest.mark.parametrize("mine", ["WANDB_RUN_ID", "WANDB_RESUME"])
-def test_a_tracker_knows_a_rank_again_unless_the_user_has_said_how(mine: str) -> None:
+def test_tracker_run_is_continued_unless_user_chose(mine: str) -> None:
+    """A tracker recognises a rank again unless the user has configured it."""
     ours = added_variables(decide_settings(LAPTOP, FOUR_CPU, NOTHING, "lo", EVIDENCE), 3)
     assert (ours["WANDB_RUN_ID"], ours["WANDB_RESUME"]) == ("gpt-1-00003", "allow")
     theirs = added_variables(decide_settings(LAPTOP, FOUR_CPU, _given(**{mine: "x"}), "lo", EVIDENCE), 3)
     assert not {"WANDB_RUN_ID", "WANDB_RESUME"} & theirs.keys() and theirs["MLFLOW_RUN_NAME"] == "gpt-1"
 
 
-def test_a_setting_is_one_line_of_a_log_whatever_its_value() -> None:
+def test_setting_is_one_log_line_for_any_value() -> None:
     setting = Setting("NCCL_X", "a\nb", SetBy.YOU, "job.yaml:3: env.NCCL_X")
     assert setting.text == "NCCL_X=a b (you: job.yaml:3: env.NCCL_X)"
 
@@ -213,5 +215,5 @@ def test_equal_nodes_get_equal_settings() -> None:
 @pytest.mark.parametrize(
     ("name", "watched"), [("NCCL_IB_HCA", True), ("PYTHONUNBUFFERED", True), ("PATH", False), ("CUDA_VISIBLE_DEVICES", False)]
 )  # fmt: skip
-def test_which_variables_bear_on_training(name: str, watched: bool) -> None:
+def test_variables_that_affect_training(name: str, watched: bool) -> None:
     assert is_watched(name) is watched

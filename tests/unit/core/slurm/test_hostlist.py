@@ -21,7 +21,8 @@ from orchestrator.core.slurm.hostlist import NODES_MAX, expand
         ("b,a[2,1]", ("b", "a2", "a1")),
     ],
 )
-def test_a_list_is_told_in_its_order(text: str, nodes: tuple[str, ...]) -> None:
+def test_list_keeps_its_order(text: str, nodes: tuple[str, ...]) -> None:
+    """A host list is expanded in its order."""
     assert expand(text) == nodes
 
 
@@ -29,13 +30,14 @@ def test_a_list_is_told_in_its_order(text: str, nodes: tuple[str, ...]) -> None:
     "text",
     ["a[1", "a]1[", "a[[1]]", "a[x]", "a[2-1]", "a[1-]", "a[]", f"a[1-{NODES_MAX + 1}]", "a[1-999]b[1-999]"],
 )
-def test_what_is_no_list_is_refused(text: str) -> None:
+def test_invalid_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         expand(text)
 
 
 @given(st.text(alphabet="ab12[],-", max_size=20))
-def test_no_text_does_more_than_be_refused(text: str) -> None:
+def test_any_text_is_at_most_refused(text: str) -> None:
+    """Any text is expanded or refused."""
     try:
         assert len(expand(text)) <= NODES_MAX
     except ValueError:
@@ -51,12 +53,12 @@ NAMES = st.sets(
 
 @pytest.mark.slow
 @given(NAMES, st.booleans())
-def test_what_clustershell_folds_is_unfolded_again(parts: set[tuple[str, int, str]], padded: bool) -> None:
+def test_clustershell_folded_list_is_expanded(parts: set[tuple[str, int, str]], padded: bool) -> None:
     names = {f"{stem}{number:03d}{end}" if padded else f"{stem}{number}{end}" for stem, number, end in parts}
     assert set(expand(str(NodeSet.fromlist(sorted(names))))) == names
 
 
 @given(st.integers(1, 9), st.integers(1, 9))
-def test_several_brackets_are_unfolded_as_clustershell_does(racks: int, nodes: int) -> None:
+def test_several_brackets_expand_like_clustershell(racks: int, nodes: int) -> None:
     text = f"r[1-{racks}]n[01-{nodes:02d}]"
     assert list(expand(text)) == list(NodeSet(text))

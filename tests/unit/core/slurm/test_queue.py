@@ -62,19 +62,16 @@ def _queue(slurm: FakeSlurm, clock: Time, **environ: str) -> SlurmQueue:
 # Words
 
 
-def test_squeue_tells_state_reason_expected_start_and_nodes() -> None:
+def test_squeue_gives_state_reason_start_and_nodes() -> None:
     found = command_output.parse_squeue("\n".join((PENDING, HELD, RUNNING, "")))
     assert found["2"] == QueueJob("2", "PENDING", "Priority", "2026-11-21T06:26:01Z", count=2)
     assert found["1"] == QueueJob("1", "RUNNING", nodes="node[1-2]", count=2)
     assert (found["3"].expected_start, found["3"].is_held) == (None, True)
 
 
-def test_a_reason_may_hold_anything() -> None:
+def test_reason_may_contain_anything() -> None:
     said = "5|PENDING|N/A|2||ReqNodeNotAvail, UnavailableNodes:node[1-2] | call 555"
-    assert (
-        command_output.parse_squeue(said)["5"].reason
-        == "ReqNodeNotAvail, UnavailableNodes:node[1-2] | call 555"
-    )
+    assert command_output.parse_squeue(said)["5"].reason == "ReqNodeNotAvail, UnavailableNodes:node[1-2] | call 555"
 
 
 @pytest.mark.parametrize(
@@ -88,12 +85,12 @@ def test_a_reason_may_hold_anything() -> None:
         ("None", "", ""),
     ],
 )
-def test_the_folder_stands_behind_the_reason(rest: str, reason: str, folder: str) -> None:
+def test_folder_follows_the_reason(rest: str, reason: str, folder: str) -> None:
     found = command_output.parse_squeue(f"5|PENDING|N/A|2||{rest}")["5"]
     assert (found.reason, found.folder) == (reason, folder)
 
 
-def test_scontrol_tells_the_folder_too() -> None:
+def test_scontrol_gives_folder() -> None:
     shown = "JobId=7 JobState=RUNNING Command=/a b/slurm.sh WorkDir=/a b/gpt-1 StdErr=/a b/gpt-1/logs/slurm.log Power="
     for text in (shown, shown.partition(" StdErr")[0], shown.replace(" StdErr", "\n   StdErr")):
         found = command_output.parse_scontrol_job(text)
@@ -101,13 +98,14 @@ def test_scontrol_tells_the_folder_too() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n", "squeue: warning: odd\n", "|||||", "7|PENDING", "\x00|\xff"])
-def test_what_is_no_job_is_no_job(text: str) -> None:
+def test_invalid_line_is_no_job(text: str) -> None:
     assert all(not job_id for job_id in command_output.parse_squeue(text))
     assert command_output.parse_sacct(text, str) == {}
     assert command_output.parse_scontrol_job(text) is None
 
 
-def test_accounts_tell_the_last_of_a_requeued_job_and_nothing_of_one_that_is_not_over() -> None:
+def test_accounting_gives_last_requeue_and_only_ended_jobs() -> None:
+    """Accounting gives the last run of a requeued job, and nothing of one that is not over."""
     found = command_output.parse_sacct(SACCT, lambda uid: f"user{uid}")
     assert found == {
         "1": QueueJob("1", "TIMEOUT", nodes="node[1-2]", exit="0:15"),
@@ -115,7 +113,8 @@ def test_accounts_tell_the_last_of_a_requeued_job_and_nothing_of_one_that_is_not
     }
 
 
-def test_scontrol_tells_exit_restarts_and_the_node_of_the_batch_script() -> None:
+def test_scontrol_gives_exit_restarts_and_batch_node() -> None:
+    """scontrol gives the exit code, restarts and the node of the batch script."""
     found = command_output.parse_scontrol_job(SHOWN)
     assert found == QueueJob(
         "2", "FAILED", "NonZeroExitCode", nodes="node[1-2]", exit="7:0", restarts=3, batch_host="node1"
@@ -123,24 +122,24 @@ def test_scontrol_tells_exit_restarts_and_the_node_of_the_batch_script() -> None
 
 
 @pytest.mark.parametrize("state", [*STATES, "FORGOTTEN", "UNKNOWN", "TELEPORTING"])
-def test_something_is_said_of_every_state(state: str) -> None:
+def test_every_state_has_a_description(state: str) -> None:
     assert "7" in command_output.describe_job(QueueJob("7", state), "t-1").what
 
 
-def test_no_job_is_over_for_a_word_that_is_new_to_us() -> None:
+def test_unknown_state_is_not_the_end_of_job() -> None:
+    """No job is over because of a state that is unknown."""
     assert QueueJob("7", "TELEPORTING").stage is Stage.UNKNOWN
     assert not queue.is_over(QueueJob("7", "TELEPORTING"))
 
 
-def test_a_held_job_is_told_with_what_lets_it_go() -> None:
+def test_held_job_is_shown_with_release_command() -> None:
     for job in (QueueJob("7", "PENDING", "JobHeldUser"), QueueJob("7", "REQUEUE_HOLD")):
         assert command_output.describe_job(job, "t-1").fix == "scontrol release 7"
-    assert command_output.describe_job(QueueJob("7", "PENDING"), "t-1") == Fault(
-        "", "Slurm job 7 waits in the queue"
-    )
+    assert command_output.describe_job(QueueJob("7", "PENDING"), "t-1") == Fault("", "Slurm job 7 waits in the queue")
 
 
-def test_a_suspended_job_is_told_with_what_lets_it_go_on() -> None:
+def test_suspended_job_is_shown_with_resume_command() -> None:
+    """A suspended job is shown with what lets it continue."""
     said = command_output.describe_job(QueueJob("7", "SUSPENDED", nodes="node1"), "t-1")
     assert said == Fault("", "Slurm has suspended its job 7 on node1", "scontrol resume 7")
 
@@ -157,34 +156,34 @@ def test_a_suspended_job_is_told_with_what_lets_it_go_on() -> None:
         *((word, "KEY=VALUE; sacctmgr") for word in ("QOSMaxNodePerJobLimit", "AssocMaxWallDurationPerJobLimit")),
     ],
 )  # fmt: skip
-def test_a_job_that_can_never_start_as_it_is_is_told_with_what_to_change(reason: str, change: str) -> None:
+def test_unstartable_job_is_shown_with_what_to_change(reason: str, change: str) -> None:
+    """A job that can never start as it is, is shown with what to change."""
     said = command_output.describe_job(QueueJob("7", "PENDING", reason), "t-1")
     fix = f"orch cancel t-1, then orch resume t-1 --set {change}"
     assert said.what == f"Slurm job 7 cannot start as it is: {reason}"
     assert said.fix.startswith(fix)
 
 
-@pytest.mark.parametrize(
-    "reason", ["QOSMaxJobsPerUserLimit", "AssocGrpGRES", "ReqNodeNotAvail, Unavail", "New99"]
-)
-def test_a_job_whose_turn_may_come_waits(reason: str) -> None:
+@pytest.mark.parametrize("reason", ["QOSMaxJobsPerUserLimit", "AssocGrpGRES", "ReqNodeNotAvail, Unavail", "New99"])
+def test_job_whose_turn_may_come_waits(reason: str) -> None:
     said = command_output.describe_job(QueueJob("7", "PENDING", reason), "t-1")
     assert said == Fault("", f"Slurm job 7 waits in the queue: {reason}")
 
 
-def test_a_job_that_an_administrator_holds_is_not_the_users_to_release() -> None:
+def test_administrator_hold_is_not_users_to_release() -> None:
     said = command_output.describe_job(QueueJob("7", "PENDING", "JobHeldAdmin"), "t-1")
     assert "by an administrator" in said.what and "scontrol release" not in said.fix
 
 
-def test_a_job_whose_folder_no_node_sees_is_told_what_to_do() -> None:
+def test_job_folder_unseen_by_nodes_gets_a_fix() -> None:
+    """A job whose folder no node sees is reported with what to do."""
     for code, how in (("0:53", "open the log in"), ("66:0", "read")):
         said = command_output.describe_end(QueueJob("7", "FAILED", exit=code))
         assert said.what.endswith(f"could not {how} the job's folder") and "ORCH_HOME" in said.fix
     assert said.fix.startswith("submit it again with ORCH_HOME")
 
 
-def test_a_batch_script_that_could_not_be_executed_is_told_in_words() -> None:
+def test_unexecutable_batch_script_is_described() -> None:
     said = command_output.describe_end(QueueJob("7", "FAILED", exit="11:0", batch_host="node1")).what
     assert said.startswith(
         "Slurm job 7 has ended with exit code 11: no program could be started on its first node (node1): "
@@ -200,7 +199,8 @@ def test_a_batch_script_that_could_not_be_executed_is_told_in_words() -> None:
 
 
 @pytest.mark.slow
-def test_a_look_is_one_squeue_however_many_jobs(slurm: FakeSlurm, clock: Time) -> None:
+def test_one_squeue_serves_all_jobs(slurm: FakeSlurm, clock: Time) -> None:
+    """One squeue call serves any number of jobs."""
     slurm.queue(PENDING, HELD, RUNNING)
     found = _queue(slurm, clock).query(["1", "2", "3"])
     assert [found[one].state for one in "123"] == ["RUNNING", "PENDING", "PENDING"]
@@ -208,9 +208,8 @@ def test_a_look_is_one_squeue_however_many_jobs(slurm: FakeSlurm, clock: Time) -
 
 
 @pytest.mark.slow
-def test_an_answer_serves_for_two_seconds_and_the_next_question_is_for_all_jobs_that_go_on(
-    slurm: FakeSlurm, clock: Time
-) -> None:
+def test_answer_is_cached_for_unfinished_jobs(slurm: FakeSlurm, clock: Time) -> None:
+    """An answer serves for two seconds, and the next query is for all jobs that are not over."""
     slurm.queue(PENDING, RUNNING.replace("1|", "4|", 1), CANCELLED)
     there = _queue(slurm, clock)
     there.query(["1", "2", "4"])
@@ -227,9 +226,8 @@ def test_an_answer_serves_for_two_seconds_and_the_next_question_is_for_all_jobs_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("accounts", [True, False])
-def test_a_job_that_squeue_does_not_list_is_lost_only_when_scontrol_says_so_too(
-    tmp_path: Path, clock: Time, accounts: bool
-) -> None:
+def test_unlisted_job_is_lost_only_if_scontrol_agrees(tmp_path: Path, clock: Time, accounts: bool) -> None:
+    """A job that squeue does not list is lost only when scontrol agrees."""
     slurm = FakeSlurm(tmp_path / "slurm", accounts=accounts)
     slurm.says("sacct.out", SACCT if accounts else "")
     slurm.queue(PENDING)
@@ -245,7 +243,7 @@ def test_a_job_that_squeue_does_not_list_is_lost_only_when_scontrol_says_so_too(
 
 
 @pytest.mark.slow
-def test_a_slurm_that_does_not_answer_changes_nothing(slurm: FakeSlurm, clock: Time) -> None:
+def test_unresponsive_slurm_changes_nothing(slurm: FakeSlurm, clock: Time) -> None:
     slurm.queue(RUNNING)
     there = _queue(slurm, clock)
     there.query(["1"])
@@ -261,22 +259,22 @@ def test_a_slurm_that_does_not_answer_changes_nothing(slurm: FakeSlurm, clock: T
 
 
 @pytest.mark.slow
-def test_a_machine_without_slurm_says_so(tmp_path: Path, clock: Time) -> None:
+def test_machine_without_slurm_says_so(tmp_path: Path, clock: Time) -> None:
     told = SlurmQueue(lambda: {"PATH": str(tmp_path)}, clock.clock_s).query(["1"])["1"]
     assert (told.state, told.unanswered) == ("UNKNOWN", "there is no squeue on this machine")
 
 
 @pytest.mark.slow
-def test_a_command_that_hangs_is_given_up(slurm: FakeSlurm) -> None:
+def test_hanging_command_times_out(slurm: FakeSlurm) -> None:
+    """A command that hangs is given up."""
     (slurm.folder / "squeue").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
     said = command.run_command(["squeue"], {"PATH": slurm.path}, 0.2)
     assert said.silent == "squeue gave no answer within 0.2 s"
 
 
 @pytest.mark.slow
-def test_the_users_formats_and_an_outer_job_do_not_reach_slurms_commands(
-    slurm: FakeSlurm, clock: Time
-) -> None:
+def test_user_formats_do_not_affect_slurm_commands(slurm: FakeSlurm, clock: Time) -> None:
+    """The user's formats and an outer job do not reach Slurm's commands."""
     slurm.queue(RUNNING)
     outer = {
         "SLURM_TIME_FORMAT": "relative",
@@ -291,7 +289,8 @@ def test_the_users_formats_and_an_outer_job_do_not_reach_slurms_commands(
 
 
 @pytest.mark.slow
-def test_the_end_of_a_job_is_told_with_its_exit_and_who_ended_it(tmp_path: Path, clock: Time) -> None:
+def test_end_of_job_has_exit_and_actor(tmp_path: Path, clock: Time) -> None:
+    """The end of a job is reported with its exit code and who ended it."""
     slurm = FakeSlurm(tmp_path / "slurm", accounts=True)
     slurm.says("sacct.out", SACCT)
     there = _queue(slurm, clock)

@@ -26,7 +26,7 @@ def _slurm(**fields: Any) -> PlannedSlurm:
     return plan.slurm
 
 
-def test_a_plain_job_asks_for_nodes_and_a_core_for_each_rank() -> None:
+def test_plain_job_requests_nodes_and_core_per_rank() -> None:
     assert _slurm(spares=1).options == (
         "--job-name=gpt", "--nodes=3", "--ntasks-per-node=1", "--cpus-per-task=2", "--signal=B:USR1@90", "--requeue",
         "--no-kill", "--open-mode=append",
@@ -52,26 +52,24 @@ def test_every_field_becomes_its_option() -> None:
         checkpoint={"on_preempt": {"signal": "SIGUSR2", "grace": "90.5s"}}, time_limit_action="requeue",
     ).options  # fmt: skip
     assert {f"--{name}=my {name}" for name in words} < set(options)
-    assert {"--cpus-per-task=32", "--gpus-per-node=4", "--time=1-01:01:00", "--signal=B:USR1@121"} < set(
-        options
-    )
+    assert {"--cpus-per-task=32", "--gpus-per-node=4", "--time=1-01:01:00", "--signal=B:USR1@121"} < set(options)
     assert "--exclusive" in options
     assert options[-1] == "--nice=5"
 
 
-def test_gres_takes_the_place_of_gpus_per_node() -> None:
+def test_gres_replaces_gpus_per_node() -> None:
+    """gres takes the place of gpus-per-node."""
     options = _slurm(procs_per_node=None, gpus_per_node=2, slurm={"extra": ["--gres=gpu:a100:2"]}).options
     assert "--gres=gpu:a100:2" in options and not any("gpus-per-node" in one for one in options)
 
 
-@pytest.mark.parametrize(
-    "slurm", [{"exclusive": True}, {"extra": ["--cpus-per-gpu=4"]}], ids=["whole nodes", "by GPU"]
-)
-def test_cores_are_not_counted_for_whoever_asks_for_them_otherwise(slurm: dict[str, Any]) -> None:
+@pytest.mark.parametrize("slurm", [{"exclusive": True}, {"extra": ["--cpus-per-gpu=4"]}], ids=["whole nodes", "by GPU"])
+def test_cores_are_not_added_if_requested_otherwise(slurm: dict[str, Any]) -> None:
+    """Cores are not requested for a user who requests them in another way."""
     assert not any("cpus-per-task" in one for one in _slurm(slurm=slurm).options)
 
 
-def test_the_ranks_signal_and_the_action_at_the_limit_are_in_the_plan() -> None:
+def test_rank_signal_and_limit_action_are_in_plan() -> None:
     warned: dict[str, Any] = {"on_preempt": {"signal": "USR1", "grace": 5}}
     told = jobs.plan(backend="slurm", time_limit_action="requeue", checkpoint=warned)
     assert told.slurm is not None and told.slurm.signal == "USR1"
@@ -81,7 +79,8 @@ def test_the_ranks_signal_and_the_action_at_the_limit_are_in_the_plan() -> None:
     assert plain.pool is not None and plain.pool.queue == QueueTerms(False, 60.0)
 
 
-def test_what_a_user_sets_for_all_jobs_counts_where_the_spec_says_nothing() -> None:
+def test_user_defaults_count_where_job_file_is_silent() -> None:
+    """Defaults of the user count where the job file says nothing."""
     environ = {
         "SBATCH_ACCOUNT": "lab",
         "SBATCH_PARTITION": "gpu",
@@ -111,7 +110,7 @@ def test_what_a_user_sets_for_all_jobs_counts_where_the_spec_says_nothing() -> N
         ("--", "names no option"), ("--test-only", "no job would be queued"), ("--export=NONE", "write `env`"),
     ],
 )  # fmt: skip
-def test_an_extra_option_that_is_orchs_own_is_refused_with_the_field(option: str, fault: str) -> None:
+def test_extra_option_owned_by_orch_is_refused(option: str, fault: str) -> None:
     assert fault in sbatch_options.find_option_fault(option) and bool(fault) == bool(
         sbatch_options.find_option_fault(option)
     )
@@ -121,24 +120,20 @@ def test_an_extra_option_that_is_orchs_own_is_refused_with_the_field(option: str
     ("gres", "gpus"),
     [("gpu", 1), ("gpu:4", 4), ("gpu:a100:2,shard:3", 2), ("gres/gpu:a:1,gpu:b:2", 3), ("shard:2", 0), ("gpu:2(S:0)", 2)],
 )  # fmt: skip
-def test_the_gpus_of_a_gres_are_counted(gres: str, gpus: int) -> None:
+def test_gpus_of_gres_are_counted(gres: str, gpus: int) -> None:
     assert sbatch_options.count_gpus(gres) == gpus
 
 
 # What sbatch makes of a line
 
-texts = st.text(
-    st.characters(exclude_categories=["C", "Zl", "Zp", "Zs"], include_characters=" "), max_size=40
-)
+texts = st.text(st.characters(exclude_categories=["C", "Zl", "Zp", "Zs"], include_characters=" "), max_size=40)
 hetero = st.sampled_from(["hetjob", "PackJob", "x hetjob=", "hethetjobjob"])
 EVIL = 'x\'y"z $(touch EVIL) `touch EVIL` \\ \\" #no; \\hetjob é 日本 ${HOME} --wrap=ls %j'
 
 
 def read_as_sbatch_does(line: str) -> list[str]:
     """Return the words of an `#SBATCH` line, as get_argument() in Slurm's src/sbatch/opt.c takes it apart."""
-    assert "hetjob" not in line.lower() and "packjob" not in line.lower(), (
-        "the line would begin another component"
-    )
+    assert "hetjob" not in line.lower() and "packjob" not in line.lower(), "the line would begin another component"
     words, word, quote, escaped = [], "", "", False
     rest = line.removeprefix("#SBATCH")
     for char in f"{rest} ":
@@ -163,7 +158,7 @@ def read_as_sbatch_does(line: str) -> list[str]:
 
 @given(st.one_of(texts, hetero))
 @example(EVIL)
-def test_an_option_is_one_word_for_sbatch_and_comes_as_it_was(text: str) -> None:
+def test_option_is_one_argument_for_sbatch_unchanged(text: str) -> None:
     for option in (f"--comment={text}", f"--job-name={text}", f"--{text or 'x'}"):
         assert read_as_sbatch_does(sbatch_options.directive(option)) == [option]
         assert len(sbatch_options.directive(option).splitlines()) == 1
@@ -173,7 +168,7 @@ def test_an_option_is_one_word_for_sbatch_and_comes_as_it_was(text: str) -> None
 @settings(max_examples=15, deadline=None)
 @given(texts.filter(lambda text: text.strip() == text and text != ""))
 @example(EVIL)
-def test_the_real_sbatch_reads_the_same(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_real_sbatch_parses_the_same(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     if shutil.which("sbatch") is None:
         return
     folder = tmp_path_factory.mktemp("sbatch")
@@ -183,9 +178,7 @@ def test_the_real_sbatch_reads_the_same(tmp_path_factory: pytest.TempPathFactory
     )
     (folder / "slurm.conf").write_text(conf)
     options = [f"--comment={text}", "--nodes=3"]
-    (folder / "job.sh").write_text(
-        "\n".join(["#!/bin/sh", *map(sbatch_options.directive, options), "true\n"])
-    )
+    (folder / "job.sh").write_text("\n".join(["#!/bin/sh", *map(sbatch_options.directive, options), "true\n"]))
     read = _sbatch(folder)
     assert [f'"{option}"' in read for option in options] == [True, True], read
 

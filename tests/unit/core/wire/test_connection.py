@@ -46,7 +46,7 @@ async def _is_cut_off(one: PeerConnection) -> bool:
     [{"token": "wrong token"}, {"token": "\ud800"}, {"job": "job-2"}, {"node": "node-9"}, {"protocol": 0}],
     ids=["token", "surrogate", "job", "node", "protocol"],
 )
-def test_a_stranger_is_cut_off_and_leaves_no_word(tmp_path: Path, change: dict[str, object]) -> None:
+def test_unauthenticated_client_is_disconnected_without_trace(tmp_path: Path, change: dict[str, object]) -> None:
     async def act(place: Place) -> None:
         stranger = await place.greet(dataclasses.replace(HELLO, **change))  # type: ignore[arg-type]
         assert await _is_cut_off(stranger)
@@ -90,7 +90,7 @@ GREETINGS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("said", [*NONSENSE.values(), *GREETINGS.values()], ids=[*NONSENSE, *GREETINGS])
-def test_a_stranger_who_talks_nonsense_is_cut_off(
+def test_unauthenticated_client_sending_garbage_is_disconnected(
     tmp_path: Path, said: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def act(place: Place) -> None:
@@ -108,16 +108,15 @@ def test_a_stranger_who_talks_nonsense_is_cut_off(
     "said",
     [
         *NONSENSE.values(),
-        *(
-            b'{"kind":"Stopped","attempt":1,"how":"x","#":%s}\n' % seq
-            for seq in (b"[]", b"-1", b"1.0", b"1e999")
-        ),
+        *(b'{"kind":"Stopped","attempt":1,"how":"x","#":%s}\n' % seq for seq in (b"[]", b"-1", b"1.0", b"1e999")),
     ],
     ids=[*NONSENSE, "no number", "negative", "fraction", "infinite"],
 )
-def test_one_of_our_own_who_talks_nonsense_is_cut_off_or_passed_on_as_data(
+def test_agent_sending_garbage_is_disconnected_or_passed_on(
     tmp_path: Path, said: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """An agent of ours that sends garbage is disconnected, or its data is passed on."""
+
     async def act(place: Place) -> None:
         agent = await place.agent()
         agent.writer.write(said)
@@ -134,7 +133,8 @@ async def _until_down(place: Place) -> AsyncIterator[LinkEvent]:
         yield word
 
 
-def test_a_stranger_who_says_nothing_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_unauthenticated_client_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unauthenticated client that sends nothing is disconnected."""
     monkeypatch.setattr(agent_connections, "HELLO_S_MAX", 0.2)
 
     async def act(place: Place) -> None:
@@ -143,18 +143,16 @@ def test_a_stranger_who_says_nothing_is_cut_off(tmp_path: Path, monkeypatch: pyt
     play(tmp_path, act)
 
 
-def test_an_agent_talks_to_nobody_but_its_own_supervisor(tmp_path: Path) -> None:
+def test_agent_connects_only_to_its_supervisor(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
         other, _ = new_certificate()
         with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
-            await connection.dial(
-                "127.0.0.1", place.port, connection.client_context(other.decode()), ANSWER_S_MAX
-            )
+            await connection.dial("127.0.0.1", place.port, connection.client_context(other.decode()), ANSWER_S_MAX)
 
     play(tmp_path, act)
 
 
-def test_what_an_agent_had_kept_comes_before_the_word_that_it_is_up(tmp_path: Path) -> None:
+def test_kept_reports_precede_agent_up(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
         agent = await place.dial()
         agent.send(dataclasses.replace(HELLO, pending=2))
@@ -169,7 +167,9 @@ def test_what_an_agent_had_kept_comes_before_the_word_that_it_is_up(tmp_path: Pa
     play(tmp_path, act)
 
 
-def test_the_end_of_an_agent_that_takes_its_leave_is_told_as_such(tmp_path: Path) -> None:
+def test_leaving_agent_is_reported_as_such(tmp_path: Path) -> None:
+    """The end of an agent that takes its leave is reported as such."""
+
     async def act(place: Place) -> None:
         agent = await place.agent()
         agent.send(reports.Goodbye())
@@ -179,7 +179,9 @@ def test_the_end_of_an_agent_that_takes_its_leave_is_told_as_such(tmp_path: Path
     play(tmp_path, act)
 
 
-def test_a_new_connection_replaces_the_old_without_a_word_of_its_end(tmp_path: Path) -> None:
+def test_new_connection_replaces_old_one_silently(tmp_path: Path) -> None:
+    """A new connection replaces the old one without a report of its end."""
+
     async def act(place: Place) -> None:
         old = await place.agent()
         new = await place.greet(dataclasses.replace(HELLO, incarnation="second"))
@@ -197,7 +199,8 @@ def test_a_new_connection_replaces_the_old_without_a_word_of_its_end(tmp_path: P
     play(tmp_path, act)
 
 
-def test_a_line_that_is_too_long_ends_the_connection(tmp_path: Path) -> None:
+def test_overlong_line_ends_connection(tmp_path: Path) -> None:
+
     async def act(place: Place) -> None:
         agent = await place.agent()
         agent.writer.write(b"x" * (LINE_BYTES_MAX + 10))
@@ -206,7 +209,7 @@ def test_a_line_that_is_too_long_ends_the_connection(tmp_path: Path) -> None:
     play(tmp_path, act)
 
 
-def test_raw_bytes_come_with_their_message_whatever_they_are(tmp_path: Path) -> None:
+def test_raw_bytes_arrive_with_their_message(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
         agent = await place.agent()
         raws = [b"", b"\n", b'{"kind":"Heartbeat"}\n', bytes(range(256)) * 1024]
@@ -224,7 +227,8 @@ def test_raw_bytes_come_with_their_message_whatever_they_are(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("announced", [connection.RAW_BYTES_MAX + 1, -1, "7", 1.0, True, None])
-def test_more_raw_bytes_than_the_limit_end_the_connection(tmp_path: Path, announced: object) -> None:
+def test_too_many_raw_bytes_end_connection(tmp_path: Path, announced: object) -> None:
+
     async def act(place: Place) -> None:
         agent = await place.agent()
         data = {"kind": "Chunk", "path": "logs/x", "offset": 0, connection.RAW: announced}
@@ -234,7 +238,7 @@ def test_more_raw_bytes_than_the_limit_end_the_connection(tmp_path: Path, announ
     play(tmp_path, act)
 
 
-def test_a_line_that_ends_within_raw_bytes_delivers_none_of_them(tmp_path: Path) -> None:
+def test_connection_ending_within_raw_bytes_delivers_none(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
         agent = await place.agent()
         agent.writer.write(b'{"kind":"Chunk","path":"logs/x","offset":0,"raw":10}\nonly')
@@ -244,7 +248,7 @@ def test_a_line_that_ends_within_raw_bytes_delivers_none_of_them(tmp_path: Path)
     play(tmp_path, act)
 
 
-def test_a_backend_stirs_from_any_thread(tmp_path: Path) -> None:
+def test_backend_wakes_loop_from_any_thread(tmp_path: Path) -> None:
     kept: list[AgentConnections] = []
 
     async def act(place: Place) -> None:
@@ -259,7 +263,7 @@ def test_a_backend_stirs_from_any_thread(tmp_path: Path) -> None:
     AgentConnections("job-1", TOKEN, ()).wake()
 
 
-def test_a_dropped_connection_is_told(tmp_path: Path) -> None:
+def test_dropped_connection_is_reported(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
         agent = await place.agent()
         place.links.drop("node-0")
@@ -270,7 +274,7 @@ def test_a_dropped_connection_is_told(tmp_path: Path) -> None:
     play(tmp_path, act)
 
 
-def test_whoever_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_that_does_not_read_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "SEND_BYTES_MAX", 10_000)
 
     async def act(place: Place) -> None:
@@ -284,7 +288,7 @@ def test_whoever_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.Mo
     play(tmp_path, act)
 
 
-def test_a_taken_port_is_replaced_by_a_free_one(tmp_path: Path) -> None:
+def test_taken_port_is_replaced_by_free_one(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
         other = AgentConnections("job-1", TOKEN, ("node-0",))
         context = connection.server_context(tmp_path / "certificate.pem", tmp_path / "key.pem")
@@ -295,20 +299,16 @@ def test_a_taken_port_is_replaced_by_a_free_one(tmp_path: Path) -> None:
     play(tmp_path, act)
 
 
-def test_nobody_at_home_is_an_oserror() -> None:
+def test_missing_listener_is_an_oserror() -> None:
     certificate, _ = new_certificate()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         with pytest.raises(ConnectionRefusedError):
-            asyncio.run(
-                connection.dial("127.0.0.1", port, connection.client_context(certificate.decode()), 1.0)
-            )
+            asyncio.run(connection.dial("127.0.0.1", port, connection.client_context(certificate.decode()), 1.0))
 
 
-def test_the_supervisor_s_end_cuts_off_whoever_is_there_without_a_traceback(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_supervisor_exit_disconnects_peers_without_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     strangers: list[PeerConnection] = []
     gc.collect()  # connections of earlier tests: Python 3.10 logs their end
     caplog.clear()
@@ -333,9 +333,7 @@ async def _greeted(place: Place) -> PeerConnection:
     return one
 
 
-def test_beats_wait_for_one_another_and_for_no_other_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heartbeats_are_batched_but_delay_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "HEARTBEATS_GATHER_S", ANSWER_S_MAX)
 
     async def act(place: Place) -> None:
@@ -353,9 +351,7 @@ def test_beats_wait_for_one_another_and_for_no_other_word(
 
 
 @pytest.mark.slow
-def test_beats_alone_wait_no_longer_than_was_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lone_heartbeat_waits_no_longer_than_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "HEARTBEATS_GATHER_S", ANSWER_S_MAX)
 
     async def act(place: Place) -> None:
@@ -370,7 +366,9 @@ def test_beats_alone_wait_no_longer_than_was_asked_for(
 
 
 @pytest.mark.slow
-def test_of_several_addresses_the_one_that_answers_is_taken_though_others_are_silent(tmp_path: Path) -> None:
+def test_answering_address_is_used_among_silent_ones(tmp_path: Path) -> None:
+    """The address that answers is used, although others are silent."""
+
     async def act(place: Place) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as refusing:
             refusing.bind(("127.0.0.1", 0))
@@ -380,9 +378,7 @@ def test_of_several_addresses_the_one_that_answers_is_taken_though_others_are_si
             assert one.writer.get_extra_info("peername")[1] == place.port
             one.abort()
             with pytest.raises(OSError):
-                await connection.dial_any(
-                    [("127.0.0.1", ports[1]), ("127.0.0.1", ports[1])], context, ANSWER_S_MAX
-                )
+                await connection.dial_any([("127.0.0.1", ports[1]), ("127.0.0.1", ports[1])], context, ANSWER_S_MAX)
             with pytest.raises(OSError):
                 await connection.dial_any([], context, ANSWER_S_MAX)
 

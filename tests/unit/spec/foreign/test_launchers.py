@@ -29,7 +29,7 @@ STARTS = {
 
 
 @pytest.mark.parametrize("starter", list(STARTS))
-def test_what_a_line_starts_is_known_by_its_first_words(starter: ProgramKind) -> None:
+def test_started_program_is_known_by_first_words(starter: ProgramKind) -> None:
     for line in STARTS[starter].replace("\n", "|").split("|"):
         assert launchers.find_start(line.split()).starter is starter, line
 
@@ -48,11 +48,12 @@ def test_what_a_line_starts_is_known_by_its_first_words(starter: ProgramKind) ->
         ("torchrun 'a.py", []),
     ],
 )
-def test_the_launcher_of_one_plain_line_is_found(text: str, words: list[str]) -> None:
+def test_launcher_of_single_plain_line_is_found(text: str, words: list[str]) -> None:
     assert launchers.find_launch_command(text) == words
 
 
-def test_commands_are_split_as_far_as_a_line_goes() -> None:
+def test_commands_are_split_up_to_end_of_line() -> None:
+    """Commands are split as far as a line reaches."""
     assert launchers.is_launch("# it's\nif true; then torchrun a.py; fi")
     assert not launchers.is_launch("cat <<EOF\ntorchrun a.py\nEOF")
     assert launchers.split_commands("! a >x b; { c; }") == [["a", "b"], ["c"], ["}"]]
@@ -73,7 +74,7 @@ COUNTS: list[tuple[str, tuple[str | None, str | None, str | None, bool]]] = [
 
 
 @pytest.mark.parametrize(("line", "found"), COUNTS)
-def test_counts_stand_between_the_launcher_and_the_script(line: str, found: object) -> None:
+def test_counts_are_between_launcher_and_script(line: str, found: object) -> None:
     counts = launchers.read_counts(launchers.find_launch_command(line))
     values = [one.value if one else None for one in (counts.nodes, counts.per_node, counts.total)]
     assert (*values, counts.is_cpu) == found
@@ -89,13 +90,13 @@ def test_counts_stand_between_the_launcher_and_the_script(line: str, found: obje
         ("srun python t.py", "1"),
     ],
 )
-def test_a_launcher_without_a_count_has_its_own_default(line: str, default: str | None) -> None:
+def test_launcher_without_count_has_its_default(line: str, default: str | None) -> None:
     found = launchers.read_counts(line.split()).default
     assert (found.value if found else None) == default
 
 
 @given(some.lists(some.text(some.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1))
-def test_words_reach_the_shell_as_they_are(words: list[str]) -> None:
+def test_arguments_reach_the_shell_unchanged(words: list[str]) -> None:
     assert shlex.split(launchers.join_command(["A_1=x y", *words])) == ["A_1=x y", *words]
 
 

@@ -23,7 +23,7 @@ def fields(*lines: str) -> dict[str, object]:
     return {one.field: one.value for one in parse_header(options).settings if one.field}
 
 
-def test_only_the_header_counts_and_the_body_stays_as_it_is() -> None:
+def test_only_header_counts_and_body_is_kept() -> None:
     body = "cat > run.py <<'EOF'\nprint('hi')\nEOF\n#SBATCH --time=9:00:00\nsrun torchrun t.py\n"
     options, rest = split_script(
         f"#!/bin/bash\n#SBATCH -N2 --time=15 # a 'quarter\n\n # no\n #SBATCH -N 9\n##SBATCH -N 8\n#SBATCH --job-name='a b'\n{body}"
@@ -50,7 +50,7 @@ SIZES: list[tuple[str, dict[str, object]]] = [
 
 
 @pytest.mark.parametrize(("line", "found"), SIZES)
-def test_sizes_become_nodes_and_the_ranks_of_each(line: str, found: dict[str, object]) -> None:
+def test_sizes_become_nodes_and_ranks_per_node(line: str, found: dict[str, object]) -> None:
     assert fields(line) == found
 
 
@@ -74,7 +74,7 @@ def test_sizes_become_nodes_and_the_ranks_of_each(line: str, found: dict[str, ob
         ("--requeue=expedite", {"time_limit_action": "requeue", "slurm.extra": ["--requeue=expedite"]}),
     ],
 )  # fmt: skip
-def test_other_options_become_fields_or_are_not_needed(line: str, found: dict[str, object]) -> None:
+def test_other_options_become_fields_or_are_dropped(line: str, found: dict[str, object]) -> None:
     assert fields(line) == found
 
 
@@ -96,7 +96,8 @@ def test_other_options_become_fields_or_are_not_needed(line: str, found: dict[st
         ),
     ],
 )
-def test_what_a_job_cannot_have_says_why(line: str, fault: str) -> None:
+def test_unsupported_option_is_refused_with_reason(line: str, fault: str) -> None:
+    """An option that a job cannot have is refused with the reason."""
     with pytest.raises(ValueError) as caught:
         fields(line)
     assert fault in str(caught.value)
@@ -107,7 +108,8 @@ def test_what_a_job_cannot_have_says_why(line: str, fault: str) -> None:
     [("30", "30m"), ("12:30", "12m30s"), ("1:00:00", "1h"), ("2-00", "48h"), ("1-2:03", "26h3m"), ("1-0:0:5", "24h5s"),
      ("0", ""), ("UNLIMITED", "")],
 )  # fmt: skip
-def test_a_time_limit_is_read_as_slurm_reads_it(time: str, limit: str) -> None:
+def test_time_limit_is_parsed_like_slurm(time: str, limit: str) -> None:
+    """A time limit is read as Slurm reads it."""
     assert duration(Option("time", time, f"-t {time}")) == limit
 
 
@@ -160,7 +162,7 @@ SPELLINGS = [
 @pytest.mark.slow  # it starts sbatch
 @pytest.mark.skipif(shutil.which("sbatch") is None, reason="no Slurm is installed")
 @pytest.mark.parametrize("lines", SPELLINGS)
-def test_sbatch_itself_reads_the_same(lines: str, tmp_path: Path) -> None:
+def test_sbatch_itself_parses_the_same(lines: str, tmp_path: Path) -> None:
     """It says with -v what it has read, before it looks for a cluster; there is none at that port."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -169,9 +171,7 @@ def test_sbatch_itself_reads_the_same(lines: str, tmp_path: Path) -> None:
         environ = {"PATH": os.environ["PATH"], "SLURM_CONF": str(tmp_path / "slurm.conf")}
         command = ["timeout", "20", "sbatch", "-v", "--test-only", "run.sh"]
         output = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True).stderr
-    theirs = dict(
-        re.findall(r"^sbatch: ([a-z-]+?)\s+: (.*)$", output.partition("end of defined")[0], re.MULTILINE)
-    )
+    theirs = dict(re.findall(r"^sbatch: ([a-z-]+?)\s+: (.*)$", output.partition("end of defined")[0], re.MULTILINE))
     assert theirs.pop("verbose") == "1" and theirs.pop("test-only") == "set"
     ours = {one.name: one.value for one in split_script((tmp_path / "run.sh").read_text())[0]}
     assert set(ours) == set(theirs)
@@ -181,6 +181,6 @@ def test_sbatch_itself_reads_the_same(lines: str, tmp_path: Path) -> None:
         name: theirs[name] for name in alike if name in theirs
     }
     for name in ("gres", "gpus", "gpus-per-task", "gpus-per-node"):
-        assert theirs.get(name, "").removeprefix("gres:").removeprefix("gpu:") == ours.get(
-            name, ""
-        ).removeprefix("gpu:")
+        assert theirs.get(name, "").removeprefix("gres:").removeprefix("gpu:") == ours.get(name, "").removeprefix(
+            "gpu:"
+        )

@@ -25,7 +25,7 @@ def _text(job: JobDir, path: str) -> bytes:
     return (job.root / path).read_bytes()
 
 
-def test_chunks_are_joined_and_confirmed(job: JobDir) -> None:
+def test_chunks_are_joined_and_acknowledged(job: JobDir) -> None:
     intake = LogReceiver(job)
     assert intake.resume_offsets("n0") == orders.ResumeOffsets({})
     intake.receive("n0", reports.Chunk(LOG, 0), b"one ")
@@ -35,7 +35,8 @@ def test_chunks_are_joined_and_confirmed(job: JobDir) -> None:
     assert intake.take_due_acks() == []
 
 
-def test_what_is_there_is_never_written_again(job: JobDir) -> None:
+def test_existing_bytes_are_never_rewritten(job: JobDir) -> None:
+    """Existing bytes are never written again."""
     intake = LogReceiver(job)
     intake.receive("n0", reports.Chunk(LOG, 0), b"0123456789")
     intake.receive("n0", reports.Chunk(LOG, 2), b"XX")
@@ -44,7 +45,7 @@ def test_what_is_there_is_never_written_again(job: JobDir) -> None:
     assert intake.take_due_acks() == [("n0", orders.ChunkAck(12)), ("n1", orders.ChunkAck(4))]
 
 
-def test_a_new_home_knows_whose_file_is_whose(job: JobDir) -> None:
+def test_new_job_folder_knows_node_of_each_file(job: JobDir) -> None:
     first = LogReceiver(job)
     pages = "evidence/attempt-001"
     for path in (
@@ -106,9 +107,8 @@ def test_a_new_connection_counts_from_zero(job: JobDir) -> None:
         "",
     ],
 )
-def test_a_file_that_is_not_the_nodes_is_refused_and_told_once(
-    job: JobDir, capsys: pytest.CaptureFixture[str], path: str
-) -> None:
+def test_file_of_other_node_is_refused(job: JobDir, capsys: pytest.CaptureFixture[str], path: str) -> None:
+    """A file that is not the node's is refused, and this is reported once."""
     intake = LogReceiver(job)
     for _ in range(3):
         intake.receive("n0", reports.Chunk(path, 0), b"evil")
@@ -117,7 +117,7 @@ def test_a_file_that_is_not_the_nodes_is_refused_and_told_once(
     assert intake.take_due_acks() == [("n0", orders.ChunkAck(12))]
 
 
-def test_a_node_whose_name_is_a_pattern_means_only_itself(job: JobDir) -> None:
+def test_node_name_like_pattern_means_only_itself(job: JobDir) -> None:
     intake = LogReceiver(job)
     intake.receive("n.0", reports.Chunk("nodes/nx0/agent.log", 0), b"evil")
     assert not (job.root / "nodes").exists()
@@ -125,7 +125,8 @@ def test_a_node_whose_name_is_a_pattern_means_only_itself(job: JobDir) -> None:
     assert _text(job, "nodes/n.0/agent.log") == b"good"
 
 
-def test_a_gap_asks_for_a_new_beginning(job: JobDir) -> None:
+def test_gap_requests_restart_of_transfer(job: JobDir) -> None:
+    """A gap requests a new beginning of the transfer."""
     intake = LogReceiver(job)
     intake.receive("n0", reports.Chunk(LOG, 0), b"1234")
     with pytest.raises(LogReceiveError, match="has 4 bytes here, but the node sent bytes from 6 on"):
@@ -136,7 +137,8 @@ def test_a_gap_asks_for_a_new_beginning(job: JobDir) -> None:
     assert intake.resume_offsets("n0") == orders.ResumeOffsets({LOG: 2})
 
 
-def test_a_log_that_was_deleted_here_comes_again_from_its_start(job: JobDir) -> None:
+def test_locally_deleted_log_is_sent_from_start(job: JobDir) -> None:
+    """A log that was deleted here is sent again from its start."""
     intake = LogReceiver(job)
     intake.receive("n0", reports.Chunk(LOG, 0), b"1234")
     (job.root / LOG).unlink()
@@ -147,7 +149,7 @@ def test_a_log_that_was_deleted_here_comes_again_from_its_start(job: JobDir) -> 
     assert _text(job, LOG) == b"123456"
 
 
-def test_a_link_in_the_way_is_not_followed(job: JobDir, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_link_in_place_of_log_is_not_followed(job: JobDir, tmp_path_factory: pytest.TempPathFactory) -> None:
     victim = tmp_path_factory.mktemp("elsewhere") / "victim"
     victim.write_bytes(b"")
     (job.root / LOG).parent.mkdir(parents=True)
@@ -157,7 +159,8 @@ def test_a_link_in_the_way_is_not_followed(job: JobDir, tmp_path_factory: pytest
     assert victim.read_bytes() == b""
 
 
-def test_few_files_are_open_however_many_are_written(job: JobDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_files_are_open_for_many_logs(job: JobDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few files are open, however many are written."""
     monkeypatch.setattr(intake_module, "FILES_OPEN_MAX", 4)
     intake = LogReceiver(job)
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -170,7 +173,8 @@ def test_few_files_are_open_however_many_are_written(job: JobDir, monkeypatch: p
     assert all(len(_text(job, f"logs/attempt-001/rank-{rank:05d}.log")) == 3 for rank in range(20))
 
 
-def test_a_full_disk_costs_time_and_nothing_else(job: JobDir, disk: FakeDisk) -> None:
+def test_full_disk_costs_only_time(job: JobDir, disk: FakeDisk) -> None:
+    """A full disk costs time and nothing else."""
     disk.room_bytes = 6
     seen: list[bytes] = []
     disk.at_wait = lambda: seen.append(_text(job, LOG))

@@ -14,7 +14,7 @@ DERIVED = ("paramiko.PKey",)
 """What may be derived from: it is made for that."""
 
 
-def test_only_the_public_part_of_paramiko_is_used() -> None:
+def test_only_public_part_of_paramiko_is_used() -> None:
     users = {path: text for path in PACKAGE.rglob("*.py") if "import paramiko" in (text := path.read_text())}
     wrong = [
         f"{path.relative_to(PACKAGE)}:{node.lineno} has {ast.unparse(node).splitlines()[0]}"

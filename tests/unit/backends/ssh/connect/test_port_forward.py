@@ -93,7 +93,7 @@ def read_all(line: socket.socket | paramiko.Channel) -> bytes:
     return b"".join(parts)
 
 
-def test_bytes_arrive_unchanged_both_ways_at_once(host: Host, supervisor: socket.socket) -> None:
+def test_bytes_arrive_unchanged_both_ways_concurrently(host: Host, supervisor: socket.socket) -> None:
     up, down = random.Random(1).randbytes(3_000_000), random.Random(2).randbytes(3_000_001)
     agent = host.dial()
     line = accept(supervisor)
@@ -121,9 +121,8 @@ def test_bytes_arrive_unchanged_both_ways_at_once(host: Host, supervisor: socket
     host.wait_for_end()
 
 
-def test_what_an_agent_says_before_the_supervisor_takes_the_call_is_not_lost(
-    host: Host, supervisor: socket.socket
-) -> None:
+def test_agent_data_before_accept_is_not_lost(host: Host, supervisor: socket.socket) -> None:
+    """Data that an agent sends before the supervisor accepts its connection is not lost."""
     agent = host.dial()
     agent.sendall(b"hello")
     agent.close()
@@ -132,7 +131,7 @@ def test_what_an_agent_says_before_the_supervisor_takes_the_call_is_not_lost(
 
 
 @pytest.mark.slow
-def test_a_supervisor_that_does_not_read_holds_up_the_sender(host: Host, supervisor: socket.socket) -> None:
+def test_supervisor_not_reading_blocks_the_sender(host: Host, supervisor: socket.socket) -> None:
     supervisor.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     agent = host.dial()
     line = accept(supervisor)
@@ -147,7 +146,7 @@ def test_a_supervisor_that_does_not_read_holds_up_the_sender(host: Host, supervi
     assert sent < 20_000_000, "somebody keeps what nobody reads"
 
 
-def test_a_host_that_does_not_read_makes_no_other_wait(host: Host, supervisor: socket.socket) -> None:
+def test_host_not_reading_blocks_no_other(host: Host, supervisor: socket.socket) -> None:
     stuck = host.dial()
     line = accept(supervisor)
     line.setblocking(False)
@@ -167,7 +166,8 @@ def test_a_host_that_does_not_read_makes_no_other_wait(host: Host, supervisor: s
     assert line.recv(100) == b"still here"
 
 
-def test_a_host_that_has_said_all_still_hears_the_answer(host: Host, supervisor: socket.socket) -> None:
+def test_half_closed_host_still_gets_answer(host: Host, supervisor: socket.socket) -> None:
+    """A host that has sent everything still receives the answer."""
     agent = host.dial()
     line = accept(supervisor)
     agent.sendall(b"question")
@@ -179,7 +179,7 @@ def test_a_host_that_has_said_all_still_hears_the_answer(host: Host, supervisor:
     host.wait_for_end()
 
 
-def test_a_supervisor_that_hangs_up_ends_the_agents_connection(host: Host, supervisor: socket.socket) -> None:
+def test_supervisor_hangup_ends_agent_connection(host: Host, supervisor: socket.socket) -> None:
     agent = host.dial()
     accept(supervisor).close()
     assert read_all(agent) == b""
@@ -187,7 +187,7 @@ def test_a_supervisor_that_hangs_up_ends_the_agents_connection(host: Host, super
     host.wait_for_end()
 
 
-def test_a_broken_ssh_connection_ends_the_supervisors_line(host: Host, supervisor: socket.socket) -> None:
+def test_broken_ssh_ends_supervisors_connection(host: Host, supervisor: socket.socket) -> None:
     agent = host.dial()  # kept: a channel that is collected ends itself
     agent.sendall(b"last words")
     line = accept(supervisor)
@@ -197,16 +197,14 @@ def test_a_broken_ssh_connection_ends_the_supervisors_line(host: Host, superviso
     host.wait_for_end()
 
 
-def test_a_port_where_nobody_listens_ends_the_agents_connection(
-    host: Host, supervisor: socket.socket
-) -> None:
+def test_port_without_listener_ends_agent_connection(host: Host, supervisor: socket.socket) -> None:
     supervisor.close()
     with contextlib.suppress(paramiko.SSHException):  # it may be closed before it was quite open
         assert read_all(host.dial()) == b""
     host.wait_for_end()
 
 
-def test_flows_leave_no_file_open(host: Host, supervisor: socket.socket) -> None:
+def test_forwards_leave_no_file_open(host: Host, supervisor: socket.socket) -> None:
     def files() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
