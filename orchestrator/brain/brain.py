@@ -114,7 +114,8 @@ def _close(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
     if facts.goal is JobGoal.CANCEL:
         return [d.Finish(deadlines.now_s, facts.cancelled, attempt.number, d.Ending.CANCELLED)]
     if facts.done:
-        return [d.Finish(deadlines.now_s, "every rank exited with code 0", attempt.number)]
+        finish = d.Finish(deadlines.now_s, "every rank exited with code 0", attempt.number)
+        return desync.decide(facts, attempt, deadlines) or [finish]
     if attempt.restart_asked:
         return [d.Finish(deadlines.now_s, restart_policy.RESTART_ASKED, attempt.number, d.Ending.RESTART)]
     verdict = diagnose(facts, deadlines)

@@ -57,16 +57,17 @@ class Difference:
 
 
 def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Return what follows a difference: an inspection of all ranks, then the verdict or a notice."""
+    """Return what follows a difference: an inspection of all ranks, then the verdict or a notice; once all ranks are
+    done, which leaves none to inspect, the verdict at once."""
     assert facts.limits is not None
     difference = find(facts, deadlines) if facts.odd_at and attempt.running_at is not None else None
     if difference is None or attempt.noticed(d.Topic.DESYNC):
         return []
-    if attempt.inspected_at is None or attempt.inspected_at < difference.since_s:
+    if not facts.done and (attempt.inspected_at or 0.0) < difference.since_s:
         why = f"ranks {ranks_text(difference.odd)} run other collectives than their peers"
         return inspections.orders(facts, attempt, why, deadlines)
     if not _is_explained(facts, difference) and not deadlines.passed(
-        attempt.inspected_at + inspections.ANSWER_S_MAX
+        (attempt.inspected_at or 0.0) + inspections.ANSWER_S_MAX
     ):
         return []
     judged = _verdict(facts, difference)

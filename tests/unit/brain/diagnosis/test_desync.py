@@ -207,6 +207,33 @@ def test_a_hang_that_was_noticed_is_taken_back_though_a_desync_is_said_meanwhile
     assert facts.attempt.standing(d.Topic.HANG) is None and facts.attempt.standing(d.Topic.DESYNC)
 
 
+def all_exit(story: Story) -> list[d.Decision]:
+    return story.hear(*(story.exited(rank, 0, None, count=64) for rank in range(4)))
+
+
+def test_desync_all_ranks_exited_before_the_inspection_is_answered_fails_the_job() -> None:
+    story = running()
+    train(story, 2, 40, skips)
+    train(story, 42, 64, skips)
+    said = all_exit(story)
+    assert only(said, d.Judge).verdict.kind is d.Kind.DESYNC and none_of(said, d.Finish)
+    assert only(story.stop_all(), d.EndJob).end is d.JobEnd.FAILED
+
+
+def test_desync_on_desync_is_notify_and_all_ranks_exited_is_reported_before_success() -> None:
+    story = running(on_desync="notify")
+    train(story, 2, 64, skips)
+    assert [type(one) for one in all_exit(story)][:2] == [d.Notice, d.Finish]
+    assert only(story.stop_all(), d.EndJob).end is d.JobEnd.SUCCEEDED
+
+
+def test_desync_counts_agree_and_all_ranks_exited_succeeds() -> None:
+    story = running()
+    train(story, 2, 64, three_a_step)
+    said = all_exit(story)
+    assert none_of(said, d.Judge) and only(said, d.Finish).ending is d.Ending.DONE
+
+
 def test_a_save_written_after_it_began_is_given_up() -> None:
     story = running()
     train(story, 2, 40, skips)
