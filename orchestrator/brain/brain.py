@@ -112,7 +112,8 @@ def _check_attempt_end(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines
     if facts.goal is JobGoal.CANCEL:
         return [d.Finish(deadlines.now_s, facts.cancel_reason, attempt.number, d.AttemptEnd.CANCELLED)]
     if facts.is_done:
-        return [d.Finish(deadlines.now_s, "every rank exited with code 0", attempt.number)]
+        finish = d.Finish(deadlines.now_s, "every rank exited with code 0", attempt.number)
+        return desync.decide(facts, attempt, deadlines) or [finish]
     if attempt.restart_requested:
         return [d.Finish(deadlines.now_s, restart_policy.RESTART_REQUESTED, attempt.number, d.AttemptEnd.RESTART)]
     verdict = diagnose(facts, deadlines)

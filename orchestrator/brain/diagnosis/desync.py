@@ -57,17 +57,19 @@ class Difference:
 
 
 def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Return what follows a difference: an inspection of all ranks, then the verdict or a notice."""
+    """Return what follows a difference: an inspection of all ranks, then the verdict or a notice; once all ranks are
+    done, which leaves none to inspect, the verdict at once."""
     assert facts.limits is not None
     difference = (
         find_difference(facts, deadlines) if facts.counts_differ_since and attempt.running_at is not None else None
     )
     if difference is None or attempt.last_notice(d.NoticeTopic.DESYNC):
         return []
-    if attempt.inspected_at is None or attempt.inspected_at < difference.since_s:
+    inspected_at = attempt.inspected_at or 0.0
+    if not facts.is_done and inspected_at < difference.since_s:
         why = f"ranks {ranks_text(difference.outliers)} run other collectives than their peers"
         return inspections.inspect_orders(facts, attempt, why, deadlines)
-    if not _is_explained(facts, difference) and not deadlines.passed(attempt.inspected_at + inspections.ANSWER_S_MAX):
+    if not _is_explained(facts, difference) and not deadlines.passed(inspected_at + inspections.ANSWER_S_MAX):
         return []
     judged = _verdict(facts, difference)
     if facts.limits.on_desync == "notify":

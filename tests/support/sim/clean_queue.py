@@ -17,6 +17,10 @@ from .pool import Hosts
 from .world import World
 
 FOR_EVER_S = float("inf")
+KILL_S = 20.0
+"""How long after TERM the queue kills a job that is expected to leave by itself. A simulated agent kills a stubborn rank up
+to 2.2 times the grace, 13.2 s, after its order."""
+
 PLACED_S_MAX = 12.0
 """How long after an allocation began ranks may be without nodes, where all is well."""
 
@@ -73,9 +77,9 @@ def _taken(plain: Night, step: int) -> list[Case]:
     back = Expected((GONE,), 1, attempts=2, saved=True)
     away = Fault(Harm.BOSS_KILLED, step=step, lasts_s=1000.0)
     return [
-        (_on(plain, Lease(4), Fault(Harm.PREEMPTED, step=step)), back),
-        (_on(never, Lease(4), Fault(Harm.PREEMPTED, step=step)), back),
-        (_on(plain, Lease(4), Fault(Harm.REQUEUED, step=step)), back),
+        (_on(plain, Lease(4, kill_s=KILL_S), Fault(Harm.PREEMPTED, step=step)), back),
+        (_on(never, Lease(4, kill_s=KILL_S), Fault(Harm.PREEMPTED, step=step)), back),
+        (_on(plain, Lease(4, kill_s=KILL_S), Fault(Harm.REQUEUED, step=step)), back),
         (_on(plain, Lease(4, term_kills=True), Fault(Harm.PREEMPTED, step=step)), dataclasses.replace(back, saved=None)),
         (_on(never, Lease(4, kill_s=40.0), Fault(Harm.HANG, 19.0), Fault(Harm.PREEMPTED, 20.0)),
          Expected((GONE,), 1, attempts=2, again_s=(7.0, 60.0))),
@@ -153,7 +157,8 @@ def _between_two(plain: Night, step: int) -> list[Case]:
     return [
         (_on(long, Lease(4, wait_s=(1.0, 1.0)), *lost),
          Expected((LOST,), 0, hosts=("n2", "n3"), attempts=2, again_s=(19.9, 30.0))),
-        (_on(plain, Lease(4), Fault(Harm.LATE_WORD, 10.0), again), Expected((GONE,), 1, attempts=2, saved=True)),
+        (_on(plain, Lease(4, kill_s=KILL_S), Fault(Harm.LATE_WORD, 10.0), again),
+         Expected((GONE,), 1, attempts=2, saved=True)),
         (_on(plain, tells, Fault(Harm.HANG, 19.0), Fault(Harm.REQUEUED, 20.0)), Expected((GONE,), attempts=2)),
     ]  # fmt: skip
 

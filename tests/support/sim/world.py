@@ -176,7 +176,7 @@ class World:
             if self.now > self.night.must_end_s:
                 living = [rank for host in self.hosts for rank in host.living()]
                 if any(_logs_for_ever(rank) for rank in living) or (living and all(map(_is_busy, living))):
-                    return  # where no steps are, lines of log are all that one has: it is the user who ends that
+                    return  # only lines of log tell whether it hangs: it is the user who ends that
                 raise Violation(f"the job has not ended after {self.now:.0f} s")
             self._guarded(act, args)
         raise Violation(f"more than {events_max} events in one night")
@@ -355,4 +355,12 @@ def _is_busy(rank: Rank) -> bool:
 
 
 def _logs_for_ever(rank: Rank) -> bool:
-    return rank.hung and rank.stance is not None and rank.stance.logs and not rank.count
+    """Tell whether a stuck rank logs, and no rank has made a step, or none is seen to wait for another."""
+    free = rank.gang.world.night.limits.hang_timeout_s == 0
+    living = [one for one in rank.gang.ranks.values() if one.alive]
+    logs = rank.hung and rank.stance is not None and rank.stance.logs
+    return logs and (not rank.count or (free and not any(map(_waits, living))))
+
+
+def _waits(rank: Rank) -> bool:
+    return rank.stance is None or rank.stance.activity is Activity.WAITING_FOR_RANKS

@@ -207,6 +207,33 @@ def test_noticed_hang_is_withdrawn_despite_desync_notice() -> None:
     assert facts.attempt.active_notice(d.NoticeTopic.HANG) is None and facts.attempt.active_notice(d.NoticeTopic.DESYNC)
 
 
+def all_exit(story: Story) -> list[d.Decision]:
+    return story.hear(*(story.exited(rank, 0, None, count=64) for rank in range(4)))
+
+
+def test_desync_fails_job_whose_ranks_exit_before_the_answer() -> None:
+    story = running()
+    train(story, 2, 40, skips)
+    train(story, 42, 64, skips)
+    said = all_exit(story)
+    assert only(said, d.Judge).verdict.kind is d.VerdictKind.DESYNC and none_of(said, d.Finish)
+    assert only(story.stop_all(), d.EndJob).end is d.JobEnd.FAILED
+
+
+def test_desync_notice_precedes_success_after_all_exits() -> None:
+    story = running(on_desync="notify")
+    train(story, 2, 64, skips)
+    assert [type(one) for one in all_exit(story)][:2] == [d.Notice, d.Finish]
+    assert only(story.stop_all(), d.EndJob).end is d.JobEnd.SUCCEEDED
+
+
+def test_equal_counts_after_all_exits_succeed() -> None:
+    story = running()
+    train(story, 2, 64, three_a_step)
+    said = all_exit(story)
+    assert none_of(said, d.Judge) and only(said, d.Finish).ending is d.AttemptEnd.DONE
+
+
 def test_checkpoint_written_after_desync_is_given_up() -> None:
     story = running()
     train(story, 2, 40, skips)
