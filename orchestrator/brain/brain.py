@@ -199,7 +199,7 @@ def _prepare_orders(
 
 
 def _is_ready(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether all ranks can be started: every node is set up, and the rendezvous address is known."""
+    """Return whether all ranks can be started: every node is set up, and the rendezvous address is known."""
     if any(node.agent_state is not AgentState.UP or node.ready_attempt < attempt.number for node in facts.gang):
         return False
     return rendezvous.is_probing_done(facts, attempt) and isinstance(

@@ -79,7 +79,7 @@ def coalesce_heartbeats(facts: Facts, node: str, at: float) -> e.FromNode:
 
 
 def has_entered_new_collective(rank: RankFacts, inspection: observations.RankInspection, quiet_since_s: float) -> bool:
-    """Tell whether a rank has entered another collective since the previous inspection, in the present silence: those
+    """Return whether a rank has entered another collective since the previous inspection, in the present silence: those
     that were entered before the silence say nothing."""
     if rank.inspection is None or rank.inspected_at < quiet_since_s:
         return False

@@ -30,12 +30,12 @@ _SGR = {
 
 
 def is_terminal(stream: TextIO | None = None) -> bool:
-    """Tell whether standard output (or `stream`) is a terminal."""
+    """Return whether standard output (or `stream`) is a terminal."""
     return (stream or sys.stdout).isatty()
 
 
 def has_colour(stream: TextIO | None = None) -> bool:
-    """Tell whether colours may be shown there."""
+    """Return whether colours may be shown there."""
     return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -87,7 +87,7 @@ def find_adoptable(job: JobDir, plan: Plan, saves: Mapping[int, Checkpoint]) -> 
 
 
 def _has_ended(job: JobDir) -> bool:
-    """Tell whether a job has ended; its supervisor may still be running."""
+    """Return whether a job has ended; its supervisor may still be running."""
     if job.ended.exists():
         return True
     with contextlib.suppress(OSError, OrchError):

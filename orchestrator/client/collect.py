@@ -247,12 +247,12 @@ def await_final_fetch(job: Job) -> None:
 
 
 def is_rank_file(name: str) -> bool:
-    """Tell whether ranks may have written a file, by its name in the job's folder."""
+    """Return whether ranks may have written a file, by its name in the job's folder."""
     return name.startswith(("checkpoints/", "code/"))
 
 
 def is_hidden(name: str) -> bool:
-    """Tell whether a file of a job on a host need not come: compiled code, what orch itself has not finished, or a file outside of
+    """Return whether a file of a job on a host need not come: compiled code, what orch itself has not finished, or a file outside of
     the folders of ranks whose name begins with a dot."""
     folder, *parts = name.split("/")
     if parts[-1] == start_folder.CACHE:
@@ -311,7 +311,7 @@ class FetchTargets:
         return others if sum(others.values()) > bytes_max else {}
 
     def is_extra_version(self, path: Path) -> bool:
-        """Tell whether a path is that of another version of a file."""
+        """Return whether a path is that of another version of a file."""
         return path.is_relative_to(self._job.from_hosts)
 
     def drop_duplicate(self, file: CheckpointFile, path: Path) -> bool:
@@ -327,7 +327,7 @@ class FetchTargets:
         return True
 
     def _is_superseded(self, local_path: Path, file: CheckpointFile) -> bool:
-        """Tell whether `checkpoint.keep` deleted a file, or a fetched checkpoint has overwritten it."""
+        """Return whether `checkpoint.keep` deleted a file, or a fetched checkpoint has overwritten it."""
         saved = self._saved.get(local_path, ())
         states = [save.state for save, piece in saved if _has_size_and_time(file, piece.size_bytes, piece.mtime_ns)]
         is_fetched = any(
@@ -338,7 +338,7 @@ class FetchTargets:
         return is_superseded and CheckpointState.WHOLE not in states
 
     def _is_foreign(self, local_path: Path) -> bool:
-        """Tell whether a file would get into the folder of a complete checkpoint without belonging to it, or replace the ledger."""
+        """Return whether a file would get into the folder of a complete checkpoint without belonging to it, or replace the ledger."""
         return local_path == self._job.ledger or any(
             local_path.is_relative_to(self._homes.folder(save) / save.main)
             and all(self._homes.folder(save) / piece.name != local_path for piece in save.files)
@@ -348,7 +348,7 @@ class FetchTargets:
 
 
 def _matches_local(path: Path, file: CheckpointFile) -> bool:
-    """Tell whether a file here has the size and time of one on a host. Raises OSError."""
+    """Return whether a file here has the size and time of one on a host. Raises OSError."""
     about = path.stat()
     return _has_size_and_time(file, about.st_size, about.st_mtime_ns)
 

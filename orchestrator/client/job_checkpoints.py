@@ -207,7 +207,7 @@ def _check_files(job: JobDir, plan: Plan, save: Checkpoint, *, deep: bool) -> tu
 
 
 def _is_unreachable(plan: Plan, save: Checkpoint) -> bool:
-    """Tell whether a checkpoint is on a host, or may be on a disk that only hosts or nodes of Slurm have: then the other
+    """Return whether a checkpoint is on a host, or may be on a disk that only hosts or nodes of Slurm have: then the other
     files of its folder are not here either."""
     is_theirs = Path(plan.checkpoint_glob).is_absolute() if save.is_named else save.base_folder != START_PREFIX
     return bool(save.locations[0].host) or (

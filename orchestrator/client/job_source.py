@@ -145,7 +145,7 @@ class JobSource:
 
 
 def _is_same_end(ended_status: Status, current: Status) -> bool:
-    """Tell whether an ended job's status is still that of the same end; times jitter, so they are not compared."""
+    """Return whether an ended job's status is still that of the same end; times jitter, so they are not compared."""
     begun = ended_status.started_at is None and current.started_at is not None
     return current.state in status_file.ENDED and current.attempt == ended_status.attempt and not begun
 

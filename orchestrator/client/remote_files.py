@@ -241,7 +241,7 @@ class _Fetcher:
         return fetched
 
     def _shares_job_folder(self, sftp: paramiko.SFTPClient) -> bool:
-        """Tell whether the host's folder is this one, on a shared disk."""
+        """Return whether the host's folder is this one, on a shared disk."""
         try:
             token = (self._job.secrets / "token").read_text(encoding="ascii", errors="replace")
             with sftp.open(f"{self._root}/secrets/token") as file:

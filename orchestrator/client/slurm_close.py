@@ -45,7 +45,7 @@ def close_job(job: JobDir, allocation: str, cause: AllocationEndCause, why: str)
 
 
 def _has_ended(job: JobDir) -> bool:
-    """Tell whether the job has ended, from the folder's list: NFS caches for a minute that a file is missing."""
+    """Return whether the job has ended, from the folder's list: NFS caches for a minute that a file is missing."""
     try:
         return any(path.name == job.ended.name for path in job.root.iterdir())
     except OSError:

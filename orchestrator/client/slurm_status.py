@@ -356,7 +356,7 @@ def _cancel_s_max(job: JobDir) -> float:
 
 
 def _is_unchanged(job: JobDir) -> bool:
-    """Tell whether no supervisor writes a job's status."""
+    """Return whether no supervisor writes a job's status."""
     previous = _status_bytes(job)
     time.sleep(STILL_S)
     return _status_bytes(job) == previous

@@ -53,7 +53,7 @@ class Mask:
         return CUT_MARK.join(map(self._mask_fragment, text.split(CUT_MARK)))
 
     def may_change(self, text: str) -> bool:
-        """Tell whether `apply` may change any of the lines of `text`; much faster than `apply`."""
+        """Return whether `apply` may change any of the lines of `text`; much faster than `apply`."""
         if not self._forms:
             return False
         long_lines = (found[1] for found in _LONG_LINE.finditer(f"\n{text}"))

@@ -134,7 +134,7 @@ class Record:
 
     @property
     def is_first_step(self) -> bool:
-        """Tell whether an attempt has made its first step and the journal does not say so yet: its time is to be
+        """Return whether an attempt has made its first step and the journal does not say so yet: its time is to be
         journaled."""
         attempt = self._current()
         if attempt is None or attempt.first_step_at is not None:

@@ -223,6 +223,6 @@ class SuspendDetector:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
 
     def has_suspended(self) -> bool:
-        """Tell whether the machine slept for longer than `worth_s` since the last call."""
+        """Return whether the machine slept for longer than `worth_s` since the last call."""
         before_s, self._ahead_s = self._ahead_s, self._lead_s()
         return self._ahead_s > before_s + self._suspend_s_min

@@ -74,7 +74,7 @@ class JournaledBrain:
         self._record.learn(self._journal.write(news, incarnation, seq))
 
     def has_report(self, incarnation: str, seq: int) -> bool:
-        """Tell whether a reliable report was learned before: it may come again after a broken connection."""
+        """Return whether a reliable report was learned before: it may come again after a broken connection."""
         return seq <= self._record.last_report.get(incarnation, 0)
 
     def acked_seq(self, incarnation: str) -> int:

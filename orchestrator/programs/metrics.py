@@ -109,7 +109,7 @@ class JobMetrics(Collector):
 
 
 def _is_old(job: JobDir, now_s: float) -> bool:
-    """Tell whether a job ended long ago, at a stat or two."""
+    """Return whether a job ended long ago, at a stat or two."""
     with contextlib.suppress(OSError):
         return now_s - job.ended.stat().st_mtime > ENDED_S_MAX
     return False

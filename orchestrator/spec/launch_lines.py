@@ -198,7 +198,7 @@ def _apply_srun(document: Document, argv: Sequence[str]) -> list[Conversion]:
 
 
 def _set_or_compare(document: Document, key: str, field: str, value: Value, option: str) -> bool:
-    """Set a field to the value in a line, unless it is set: then both must be equal. Tell whether it was set here."""
+    """Set a field to the value in a line, unless it is set: then both must be equal. Return whether it was set here."""
     current = _value(document, field)
     place = document.locations.get(key) or document.locations.get("entrypoint") or SourceLocation(key)
     if current is None:

@@ -76,7 +76,7 @@ def make_job_file(line: RunLine, path: Path, notes: Sequence[str], spell: Spell)
 
 
 def _is_python_program(word: str) -> bool:
-    """Tell whether a word is an installed Python program, such as `tune` or `litgpt`: it starts its training itself, so it runs
+    """Return whether a word is an installed Python program, such as `tune` or `litgpt`: it starts its training itself, so it runs
     once on a node, as the only rank or as the launcher of the ranks."""
     place = shutil.which(word) if "/" not in word and not Path(word).exists() else None
     if place is None:

@@ -72,7 +72,7 @@ class Entry:
 
     @property
     def is_python(self) -> bool:
-        """Tell whether it is a Python program that orch knows, and no shell text or other command."""
+        """Return whether it is a Python program that orch knows, and no shell text or other command."""
         return self.kind in ("script", "module")
 
 

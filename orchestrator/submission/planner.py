@@ -147,7 +147,7 @@ def _place_local(file: SpecFile, inventory: Inventory) -> tuple[PlannedNode, ...
 
 
 def must_ask_hosts(file: SpecFile) -> bool:
-    """Tell whether the hosts must be asked how many GPUs they have."""
+    """Return whether the hosts must be asked how many GPUs they have."""
     return file.spec.gpus_per_node == "auto" and any(host.gpus is None for host in file.hosts)
 
 

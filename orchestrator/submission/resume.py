@@ -71,7 +71,7 @@ def _restore_on(job: JobDir, faults: tuple[type[BaseException], ...]) -> Iterato
 
 
 def _is_elsewhere(plan: Plan) -> bool:
-    """Tell whether a local job was planned on another machine, whose GPUs and Python were others."""
+    """Return whether a local job was planned on another machine, whose GPUs and Python were others."""
     return plan.backend == "local" and any(node.host != socket.gethostname() for node in plan.nodes)
 
 

@@ -227,7 +227,7 @@ def _git(root: Path, *words: str) -> list[str]:
 
 
 def _is_environment(root: Path, name: Path) -> bool:
-    """Tell whether a file is the mark of a virtual environment below `root` (PEP 405)."""
+    """Return whether a file is the mark of a virtual environment below `root` (PEP 405)."""
     inner = name.name == "pyvenv.cfg" and len(name.parts) > 1
     return inner and os.path.lexists(root / name.parent / "bin" / "python")
 

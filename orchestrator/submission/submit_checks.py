@@ -67,7 +67,7 @@ def uncopied_imports_warning(job: JobDir, plan: Plan, environ: Mapping[str, str]
 
 
 def _is_editable_folder(place: Path, others: tuple[str | Path, ...]) -> bool:
-    """Tell whether a folder is the submitter's, and not below these others: the workdir and orch itself."""
+    """Return whether a folder is the submitter's, and not below these others: the workdir and orch itself."""
     return (
         place.is_absolute()
         and place.is_dir()

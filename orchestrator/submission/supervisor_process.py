@@ -40,7 +40,7 @@ def restart_supervisor(job: JobDir) -> str:
 
 
 def _is_supervised(job: JobDir) -> bool:
-    """Tell whether the job has a supervisor, by its lock. One of another machine is not replaced: the agents and ranks of a
+    """Return whether the job has a supervisor, by its lock. One of another machine is not replaced: the agents and ranks of a
     local job are there."""
     if not job.lock.exists():
         return file_age.age_s(job.plan) < SUBMIT_S_MAX  # its submit is running
@@ -104,7 +104,7 @@ def start_supervisor(job: JobDir) -> None:
 
 
 def _is_over_ssh(job: JobDir) -> bool:
-    """Tell whether a job uses SSH; False for a damaged plan, which its supervisor reports."""
+    """Return whether a job uses SSH; False for a damaged plan, which its supervisor reports."""
     try:
         return bool(codec.loads_plain(ownership.read_regular(job.plan))["backend"] == "ssh")
     except (OSError, codec.CodecError, KeyError):

@@ -41,7 +41,7 @@ LINGER_S_MAX = 600.0
 
 
 def may_shut_down(ended_at: float, moved_at: float, has_connections: bool, now_s: float) -> bool:
-    """Tell whether all agents of an ended job have left, or have had the time to. `moved_at`: the last time (job
+    """Return whether all agents of an ended job have left, or have had the time to. `moved_at`: the last time (job
     clock) at which transferred data arrived."""
     last_s = min(max(ended_at, moved_at), ended_at + TRANSFER_S_MAX)
     return not has_connections or now_s > last_s + DISMISS_S_MAX
@@ -185,7 +185,7 @@ class Executor:
         return JobDir.at(hello.root) if hello is not None else self._job
 
     def _is_remote(self, node: str, *, unknown: bool = False) -> bool:
-        """Tell whether the node does not see this machine's job folder; `unknown` where its agent has not said so."""
+        """Return whether the node does not see this machine's job folder; `unknown` where its agent has not said so."""
         hello = self._connections.hellos.get(node)
         return hello.ships if hello is not None else unknown
 

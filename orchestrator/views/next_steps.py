@@ -18,7 +18,7 @@ LOG_RANKS_MAX = 4
 
 
 def has_culprit(verdict: Json | None) -> bool:
-    """Tell whether a verdict names culprit and waiting ranks, and so is shown in labelled lines."""
+    """Return whether a verdict names culprit and waiting ranks, and so is shown in labelled lines."""
     return verdict is not None and bool(verdict.get("culprit") or verdict.get("waiting"))
 
 

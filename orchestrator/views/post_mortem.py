@@ -312,7 +312,7 @@ def _culprit_lines(attempt: Json, folder: str) -> Iterator[Line]:
 
 
 def _is_brief(piece: Json) -> bool:
-    """Tell whether a piece of evidence is short enough to share its line."""
+    """Return whether a piece of evidence is short enough to share its line."""
     is_short = len(piece["text"]) <= SHORT_CHARS_MAX and "\n" not in piece["text"]
     return piece["kind"] == "ways" or (piece["kind"] == "note" and is_short)
 

@@ -189,7 +189,7 @@ def queue(status: Status) -> list[Line]:
 
 
 def is_queue_reason(status: Status) -> bool:
-    """Tell whether a job's reason is the queue's, which has its own line."""
+    """Return whether a job's reason is the queue's, which has its own line."""
     queued = status.queue
     return queued is not None and status.reason == one_line_fault(queued.said, fix=queued.fix)
 
@@ -333,7 +333,7 @@ def strip_notes(text: str, nodes: Sequence[NodeStatus]) -> str:
 
 
 def _is_idle(node: NodeStatus) -> bool:
-    """Tell whether a host has no part in the job and no note."""
+    """Return whether a host has no part in the job and no note."""
     return node.role == "idle" and node.state in ("absent", "left") and not node.note
 
 

@@ -107,7 +107,7 @@ class FromNode(_AboutNode):
 
 
 def is_heartbeat(news: object) -> TypeGuard[FromNode]:
-    """Tell whether this is the heartbeat of an agent."""
+    """Return whether this is the heartbeat of an agent."""
     return isinstance(news, FromNode) and isinstance(news.report, Heartbeat)
 
 

@@ -73,7 +73,7 @@ def is_queued(facts: Facts) -> bool:
 
 
 def is_short(facts: Facts, deadlines: Deadlines) -> bool:
-    """Tell whether, for now, there cannot be enough hosts, because others use them."""
+    """Return whether, for now, there cannot be enough hosts, because others use them."""
     assert facts.pool is not None
     if not _is_busy_anywhere(facts) or _count_available(facts, deadlines) >= facts.pool.nodes:
         return False

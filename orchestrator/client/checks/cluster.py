@@ -96,7 +96,7 @@ _HOST_CHECKS = ("network", "reduce", "gpus")
 
 
 def _holds_for_each(finding: Finding) -> bool:
-    """Tell whether a finding on several nodes holds for each of them; one on a link holds for both together."""
+    """Return whether a finding on several nodes holds for each of them; one on a link holds for both together."""
     return finding.what not in ("network", "reduce")
 
 

@@ -82,7 +82,7 @@ def check_hosts(
 
 
 def _is_busy(host: PlannedNode, survey: HostSurveyed, pool: PlannedPool) -> bool:
-    """Tell whether other jobs use so much of a host that an attempt must wait for it."""
+    """Return whether other jobs use so much of a host that an attempt must wait for it."""
     kind = "GPU" if pool.gpus_each else "slot"
     total = len(survey.gpus) if pool.gpus_each else host.slots or survey.cores
     wanted = pool.gpus_each or min(pool.ranks_each, total)

@@ -69,7 +69,7 @@ def _syntax_fault(source: SourceFile) -> SyntaxError | None:
 
 
 def _compiles(python: str, code: Sequence[SourceFile], workdir: Path, environ: Mapping[str, str]) -> bool:
-    """Tell whether the ranks' Python, of another version perhaps, compiles the code, or cannot be asked."""
+    """Return whether the ranks' Python, of another version perhaps, compiles the code, or cannot be asked."""
     from orchestrator.agent.host import program, setup_script
     from orchestrator.core.wire.bootstrap import GatherFacts
 

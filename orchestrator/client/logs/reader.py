@@ -116,7 +116,7 @@ def nodes(job: JobDir) -> list[str]:
 
 
 def has_rank_lines(job: JobDir) -> bool:
-    """Tell whether any rank has written anything, in any attempt."""
+    """Return whether any rank has written anything, in any attempt."""
     return any(source.size_bytes for source in _sources(job, LogQuery()))
 
 

@@ -28,7 +28,7 @@ def load_mask(job: JobDir) -> Mask:
 
 
 def _has_secrets(job: JobDir) -> bool:
-    """Tell whether a job names secrets; False for a damaged plan."""
+    """Return whether a job names secrets; False for a damaged plan."""
     try:
         return bool(codec.loads_plain(ownership.read_regular(job.plan)).get("secrets"))
     except (OSError, codec.CodecError):

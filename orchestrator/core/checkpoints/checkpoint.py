@@ -235,20 +235,20 @@ class Checkpoint:
 
     @property
     def is_named(self) -> bool:
-        """Tell whether it lies at `checkpoint.path`, or a person has adopted it."""
+        """Return whether it lies at `checkpoint.path`, or a person has adopted it."""
         return not self.key.startswith((START_PREFIX, "/"))
 
     @property
     def is_overwritten(self) -> bool:
-        """Tell whether its files are overwritten by the next one."""
+        """Return whether its files are overwritten by the next one."""
         return self.key == self.series
 
     @property
     def is_hashed(self) -> bool:
-        """Tell whether all of its files have a sha256."""
+        """Return whether all of its files have a sha256."""
         return bool(self.files) and all(piece.sha256 for piece in self.files)
 
     @property
     def is_candidate(self) -> bool:
-        """Tell whether training could resume from its content."""
+        """Return whether training could resume from its content."""
         return self.content not in (Content.PART, Content.OTHER)

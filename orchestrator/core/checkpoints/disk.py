@@ -74,7 +74,7 @@ def hash_files(
 
 
 def matches_record(root: Path, piece: CheckpointFile) -> bool:
-    """Tell whether a file has the recorded size and time."""
+    """Return whether a file has the recorded size and time."""
     try:
         about = (root / piece.name).stat()
     except OSError:
@@ -83,7 +83,7 @@ def matches_record(root: Path, piece: CheckpointFile) -> bool:
 
 
 def is_same_time(mtime_ns: int, recorded_ns: int) -> bool:
-    """Tell whether two times of a file are equal; the first may have lost its fraction of a second (SFTP)."""
+    """Return whether two times of a file are equal; the first may have lost its fraction of a second (SFTP)."""
     return mtime_ns in (recorded_ns, recorded_ns // 10**9 * 10**9)
 
 
@@ -193,7 +193,7 @@ def _quarantine(root: Path, names: Iterable[str], attempt: int) -> list[tuple[st
 
 def keep_copy(checkpoint: Checkpoint, kept_folder: Path, *, copies: bool, older: Iterable[Path] = ()) -> bool:
     """Keep a checkpoint in the folder `kept_folder` whatever its script does: by hard links, or by copies (which share blocks if the
-    disk can) if its files are overwritten in place. Tell whether it is kept. `older`: the folders that it replaces. Raises
+    disk can) if its files are overwritten in place. Return whether it is kept. `older`: the folders that it replaces. Raises
     OSError, also if copies would take too much of the disk."""
     root = Path(checkpoint.locations[0].root)
     kept_folder.parent.mkdir(exist_ok=True)
@@ -229,7 +229,7 @@ def _exclusive_bytes(folder: Path) -> int:
 
 
 def restore(checkpoint: Checkpoint, kept_folder: Path, root: Path) -> bool:
-    """Copy a kept checkpoint back to its original folder, if no file has these names. Tell whether it is complete there.
+    """Copy a kept checkpoint back to its original folder, if no file has these names. Return whether it is complete there.
     Raises OSError."""
     targets = [root / piece.name for piece in checkpoint.files]
     if any(map(os.path.lexists, targets)):

@@ -126,17 +126,17 @@ class FileGroup:
 
     @property
     def is_overwritten(self) -> bool:
-        """Tell whether its files are overwritten by the next one."""
+        """Return whether its files are overwritten by the next one."""
         return not self.count
 
 
 def is_temporary(name: str) -> bool:
-    """Tell whether a name marks a file as unfinished."""
+    """Return whether a name marks a file as unfinished."""
     return _TEMPORARY.search(name) is not None
 
 
 def is_checkpoint_file(name: str) -> bool:
-    """Tell whether a file may be a checkpoint or the main part of one, by its suffix and name."""
+    """Return whether a file may be a checkpoint or the main part of one, by its suffix and name."""
     path = PurePosixPath(name)
     if path.suffix in SUFFIXES:
         return True
@@ -145,7 +145,7 @@ def is_checkpoint_file(name: str) -> bool:
 
 
 def is_counted(name: str) -> bool:
-    """Tell whether a folder's name has a word and a number, as that of one checkpoint of many."""
+    """Return whether a folder's name has a word and a number, as that of one checkpoint of many."""
     return _WORD_COUNT.search(_PART_NUMBERS.sub(" ", name)) is not None
 
 

@@ -59,11 +59,11 @@ class ResumeOverride:
     attempt: int
 
     def allows(self, checkpoint: Checkpoint) -> bool:
-        """Tell whether a checkpoint is the named one, or was written after it was named."""
+        """Return whether a checkpoint is the named one, or was written after it was named."""
         return checkpoint.number == self.save or checkpoint.attempt > self.attempt
 
     def is_superseded_by(self, checkpoint: Checkpoint | None) -> bool:
-        """Tell whether a later attempt has written the checkpoint, so that the override no longer holds."""
+        """Return whether a later attempt has written the checkpoint, so that the override no longer holds."""
         return checkpoint is not None and checkpoint.attempt > self.attempt
 
 
@@ -157,7 +157,7 @@ def _is_one_step(checkpoint: Checkpoint, newest: Checkpoint) -> bool:
 
 
 def fits_world_size(checkpoint: Checkpoint, world_size: int) -> bool:
-    """Tell whether ranks of this number can load a checkpoint."""
+    """Return whether ranks of this number can load a checkpoint."""
     return checkpoint.fits_any_size or checkpoint.world_size in (0, world_size)
 
 
@@ -186,7 +186,7 @@ def _find_truncated(checkpoints: list[Checkpoint]) -> dict[int, str]:
 
 
 def _got_further(older: Checkpoint, newer: Checkpoint) -> bool:
-    """Tell whether an earlier attempt's checkpoint has more steps; an adopted one belongs to no attempt."""
+    """Return whether an earlier attempt's checkpoint has more steps; an adopted one belongs to no attempt."""
     known = older.step is not None and newer.step is not None
     return known and 0 < older.attempt < newer.attempt and (older.step or 0) > (newer.step or 0)
 

@@ -26,7 +26,7 @@ CONSTANT_MIN = 3
 
 
 def are_steps_misstated(checkpoints: Iterable[Checkpoint]) -> bool:
-    """Tell whether stated steps go back, or stay equal, while an attempt makes steps."""
+    """Return whether stated steps go back, or stay equal, while an attempt makes steps."""
     stating = _group_stating_checkpoints(checkpoints)
     return any(
         (later.stated or 0) < (earlier.stated or 0) and later.steps >= earlier.steps
@@ -48,7 +48,7 @@ def _group_stating_checkpoints(checkpoints: Iterable[Checkpoint]) -> dict[int, l
 
 
 def _are_single(checkpoints: Collection[Checkpoint]) -> bool:
-    """Tell whether one stated step is one counted step: each attempt made as many of both from its first checkpoint to its
+    """Return whether one stated step is one counted step: each attempt made as many of both from its first checkpoint to its
     last, the first attempt from 0."""
     first = min(save.attempt for save in checkpoints)
     drifts: list[int] = []

@@ -89,7 +89,7 @@ def scan(root: Path, glob: str = "*") -> Tree:
 
 
 def matches_glob(name: str, glob: str) -> bool:
-    """Tell whether a file, or a folder that it is in, matches a glob: one part for each part of the name, `**` for any number."""
+    """Return whether a file, or a folder that it is in, matches a glob: one part for each part of the name, `**` for any number."""
     pattern = _parts(glob)
     places = _expand_globstar(frozenset({0}), pattern)
     for part in name.split("/"):

@@ -77,7 +77,7 @@ def read_group(
 
 
 def _must_be_proved(name: str, size_bytes: int) -> bool:
-    """Tell whether the format of a file must prove it complete before its checkpoint counts as proved."""
+    """Return whether the format of a file must prove it complete before its checkpoint counts as proved."""
     is_cut = name.endswith(".json") and not size_bytes
     return (
         is_cut
@@ -135,7 +135,7 @@ def find_stale_metadata(reading: GroupReading, stale: Collection[str]) -> str:
 
 
 def is_format_complete(reading: GroupReading, sizes: Collection[str], world_size: int) -> bool:
-    """Tell whether the format shows that all is written: the file that it writes last is there, and the files of every
+    """Return whether the format shows that all is written: the file that it writes last is there, and the files of every
     rank. Only for a group without a fault."""
     ranks = file_groups.find_ranks(sizes)
     return (
@@ -154,7 +154,7 @@ def _list_some(texts: Collection[str]) -> str:
 
 
 def _is_nested(group: file_groups.FileGroup) -> bool:
-    """Tell whether the folder of a checkpoint has subfolders, as that of a sharded model."""
+    """Return whether the folder of a checkpoint has subfolders, as that of a sharded model."""
     return any("/" in name.removeprefix(f"{group.main}/") for name in group.names)
 
 
@@ -241,7 +241,7 @@ def _classify_content(
 
 
 def _fits_any_size(format_: Format, group_names: Collection[str]) -> bool:
-    """Tell whether another number of ranks can load it: not if ranks have separate files, other than random states."""
+    """Return whether another number of ranks can load it: not if ranks have separate files, other than random states."""
     if any("zero_pp_rank_" in name for name in group_names):
         return any("universal" in name for name in group_names)
     own = [name for name in group_names if not _RANDOM.search(name)]

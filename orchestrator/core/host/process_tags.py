@@ -34,7 +34,7 @@ def descendants(pid: int, tag: str) -> list[int]:
 
 
 def _is_of_another(pid: int, tag: str) -> bool:
-    """Tell whether a process has the tag of a job other than that of `tag`; one without a tag has not."""
+    """Return whether a process has the tag of a job other than that of `tag`; one without a tag has not."""
     other = procfs.environment(pid, NAME)
     return bool(other) and _job(other) != _job(tag)
 

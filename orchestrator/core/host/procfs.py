@@ -94,13 +94,13 @@ def _stat_fields(path: Path) -> list[bytes]:
 
 
 def is_alive(proc: Proc) -> bool:
-    """Tell whether exactly this process runs; a zombie does not."""
+    """Return whether exactly this process runs; a zombie does not."""
     now = stat(proc.pid)
     return now is not None and now.start_ticks == proc.start_ticks and now.state not in "ZX"
 
 
 def has_thread(pid: int, tid: int) -> bool:
-    """Tell whether a process has that thread, by the kernel's id."""
+    """Return whether a process has that thread, by the kernel's id."""
     return (PROC / str(pid) / "task" / str(tid)).exists()
 
 
@@ -157,7 +157,7 @@ def environment(pid: int, name: str) -> str:
 
 
 def is_tracker(pid: int) -> bool:
-    """Tell whether a process is a tracker that removes its program's shared memory once all other processes have ended: a
+    """Return whether a process is a tracker that removes its program's shared memory once all other processes have ended: a
     resource tracker of Python (`multiprocessing`, loky), or torch's manager of shared files."""
     return bool(_TRACKER.search(_read(PROC / str(pid) / "cmdline", ENVIRON_BYTES_MAX)))
 
@@ -174,17 +174,17 @@ def kernel_stack(pid: int) -> str:
 
 
 def catches_signal(pid: int, signum: int) -> bool:
-    """Tell whether `pid` has a handler for the signal; without one, most signals kill."""
+    """Return whether `pid` has a handler for the signal; without one, most signals kill."""
     return _in_mask(pid, b"SigCgt", signum)
 
 
 def blocks_signal(pid: int, signum: int) -> bool:
-    """Tell whether the main thread, or that of this id, holds the signal back, as it does while it is in its handler."""
+    """Return whether the main thread, or that of this id, holds the signal back, as it does while it is in its handler."""
     return _in_mask(pid, b"SigBlk", signum)
 
 
 def has_pending(pid: int, signum: int) -> bool:
-    """Tell whether the signal was sent to the process, or to this thread of it, and is not yet delivered."""
+    """Return whether the signal was sent to the process, or to this thread of it, and is not yet delivered."""
     return _in_mask(pid, b"ShdPnd", signum) or _in_mask(pid, b"SigPnd", signum)
 
 

@@ -36,23 +36,23 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 def is_full(err: OSError) -> bool:
-    """Tell whether a disk refused because it is full, or because its user has used up his quota."""
+    """Return whether a disk refused because it is full, or because its user has used up his quota."""
     return err.errno in _FULL
 
 
 def is_unavailable(err: OSError) -> bool:
-    """Tell whether a disk cannot be written at the moment: it is full, mounted read-only, or lost by its server. A failed
+    """Return whether a disk cannot be written at the moment: it is full, mounted read-only, or lost by its server. A failed
     write can be repeated later."""
     return is_full(err) or err.errno in _UNAVAILABLE
 
 
 def is_exhausted(err: OSError) -> bool:
-    """Tell whether something failed because this process or its host is out of descriptors or memory at the moment."""
+    """Return whether something failed because this process or its host is out of descriptors or memory at the moment."""
     return err.errno in _EXHAUSTED
 
 
 def is_disk_full(folder: Path) -> bool:
-    """Tell whether the disk of a folder is full, as far as statvfs says: it may not know of quotas."""
+    """Return whether the disk of a folder is full, as far as statvfs says: it may not know of quotas."""
     try:
         disk = os.statvfs(folder)
     except OSError:

@@ -48,12 +48,12 @@ def name_of(job_id: str) -> str:
 
 
 def is_draft(name: str) -> bool:
-    """Tell whether a name in the home is that of a job that is being submitted."""
+    """Return whether a name in the home is that of a job that is being submitted."""
     return name.startswith(".") and _is_id(name[1:])
 
 
 def _is_id(name: str) -> bool:
-    """Tell whether a name in the home is a job's id: a submit's draft starts with a dot, and other names are not orch's."""
+    """Return whether a name in the home is a job's id: a submit's draft starts with a dot, and other names are not orch's."""
     stamp = name[-_STAMP_CHARS:]
     dashes = stamp[8:9] + stamp[18:19] + name[-_STAMP_CHARS - 1 : -_STAMP_CHARS]
     digits = stamp[:8] + stamp[9:18]
@@ -88,7 +88,7 @@ def unfinished_jobs(folder: Path) -> list[JobDir]:
 
 
 def is_own_job(job: JobDir) -> bool:
-    """Tell whether the job exists, belongs to this user, and is not a copy. `require_own_job` also checks that no other user
+    """Return whether the job exists, belongs to this user, and is not a copy. `require_own_job` also checks that no other user
     can write to it."""
     return (
         ownership.belongs_to_caller(job.root) and ownership.belongs_to_caller(job.plan) and find_original(job) is None
@@ -139,7 +139,7 @@ def resubmit_hint(root: Path) -> str:
 
 
 def is_slurm(job: JobDir) -> bool:
-    """Tell whether a job's nodes come from Slurm; False for what cannot be read, which its readers report."""
+    """Return whether a job's nodes come from Slurm; False for what cannot be read, which its readers report."""
     try:
         if job.slurm.exists() or job.state.exists():
             return job.slurm.exists()
@@ -196,7 +196,7 @@ def _match_id(job_ids: list[str], job_ref: str, folder: Path) -> str:
 
 
 def _is_part(job_ref: str, job_id: str) -> bool:
-    """Tell whether this is part of an id: a prefix that includes the full name, or a suffix after the name. A part of a
+    """Return whether this is part of an id: a prefix that includes the full name, or a suffix after the name. A part of a
     name is not enough: exp1 is not exp10."""
     name = len(name_of(job_id))
     return (len(job_ref) > name and job_id.startswith(job_ref)) or (

@@ -62,7 +62,7 @@ def hold(path: Path, limit_s: float) -> Iterator[bool]:
 
 
 def is_held(path: Path) -> bool:
-    """Tell whether a process holds a lock; a lock without a file is free. Raises OSError where that cannot be seen: for
+    """Return whether a process holds a lock; a lock without a file is free. Raises OSError where that cannot be seen: for
     another user's lock, and on a disk without locks."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -58,7 +58,7 @@ def find_fault_within(root: Path) -> Fault | None:
 
 
 def belongs_to_caller(path: Path) -> bool:
-    """Tell whether a file or folder exists, belongs to the caller, and is not a symbolic link."""
+    """Return whether a file or folder exists, belongs to the caller, and is not a symbolic link."""
     try:
         status = path.lstat()
     except OSError:
@@ -67,7 +67,7 @@ def belongs_to_caller(path: Path) -> bool:
 
 
 def is_own(path: Path) -> bool:
-    """Tell whether a file or folder is not a link, belongs to the caller, and cannot be written by other users."""
+    """Return whether a file or folder is not a link, belongs to the caller, and cannot be written by other users."""
     return belongs_to_caller(path) and _find_path_fault(path) is None
 
 
@@ -185,7 +185,7 @@ def _unreadable_fault(path: Path, err: OSError) -> Fault:
 
 
 def _is_trusted(uid: int) -> bool:
-    """Tell whether this owner is trusted: the caller, or root, who could change everything anyway."""
+    """Return whether this owner is trusted: the caller, or root, who could change everything anyway."""
     return uid in (ROOT_UID, os.geteuid())
 
 

@@ -66,7 +66,7 @@ class SeriesWriter:
         self._due_wall_s = 0.0
 
     def is_due(self, wall_s: float) -> bool:
-        """Tell whether it is time for a sample; also where the clock was set back."""
+        """Return whether it is time for a sample; also where the clock was set back."""
         return not self._due_wall_s - LONG_S < wall_s < self._due_wall_s
 
     def add(self, sample: Measurement) -> None:

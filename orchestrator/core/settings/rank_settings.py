@@ -49,7 +49,7 @@ _WATCHED = frozenset(
 
 
 def is_watched(name: str) -> bool:
-    """Tell whether a variable affects NCCL, gloo or torch, or the run in which an experiment tracker continues."""
+    """Return whether a variable affects NCCL, gloo or torch, or the run in which an experiment tracker continues."""
     return name.startswith(_PREFIXES) or name in _WATCHED
 
 

@@ -218,7 +218,7 @@ def describe_job(job: QueueJob, name: str) -> Fault:
 
 
 def is_stuck(job: QueueJob) -> bool:
-    """Tell whether a waiting job needs a person to act before it can start."""
+    """Return whether a waiting job needs a person to act before it can start."""
     return job.stage is job_states.Stage.WAITING and (job.is_held or bool(needed_change(job)))
 
 

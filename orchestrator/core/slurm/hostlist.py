@@ -24,7 +24,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def may_contain(text: str, node: str) -> bool:
-    """Tell whether a host list may contain a node; an empty or unreadable list may contain any."""
+    """Return whether a host list may contain a node; an empty or unreadable list may contain any."""
     try:
         return not text or node in expand(text)
     except ValueError:

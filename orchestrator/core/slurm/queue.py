@@ -137,5 +137,5 @@ def _refusal(result: CommandResult, program: str) -> str:
 
 
 def is_over(job: command_output.QueueJob) -> bool:
-    """Tell whether a job will never run again, as far as Slurm says."""
+    """Return whether a job will never run again, as far as Slurm says."""
     return job.stage in (Stage.OVER, Stage.NOT_FOUND)

@@ -56,7 +56,7 @@ def rank_of(path: str) -> tuple[int, int] | None:
 
 
 def may_send(node: str, path: str) -> bool:
-    """Tell whether this node may send the file `path`, which leads nowhere else."""
+    """Return whether this node may send the file `path`, which leads nowhere else."""
     return rank_of(path) is not None or _node_pattern(node).fullmatch(path) is not None
 
 

@@ -10,5 +10,5 @@ _FORM = re.compile(f"[0-9a-f]{{{2 * TOKEN_BYTES}}}")
 
 
 def is_token(text: str) -> bool:
-    """Tell whether a text has a token's form: one that is empty or torn proves nothing."""
+    """Return whether a text has a token's form: one that is empty or torn proves nothing."""
     return _FORM.fullmatch(text) is not None

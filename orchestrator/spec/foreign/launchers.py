@@ -176,7 +176,7 @@ def _find_behind_runner(argv: Sequence[str], at: int, verbs: Sequence[str]) -> C
 
 
 def is_launch(text: str) -> bool:
-    """Tell whether a command of shell text starts a launcher."""
+    """Return whether a command of shell text starts a launcher."""
     return any(find_start(words).starter is ProgramKind.LAUNCHER for words in split_commands(text))
 
 
@@ -315,7 +315,7 @@ def _number(value: str) -> str:
 
 
 def _is_program(word: str) -> bool:
-    """Tell whether a word is a script, or an option before one."""
+    """Return whether a word is a script, or an option before one."""
     return word.endswith(".py") or word in ("-m", "--module", "-c", "--", "--no-python", "--no_python")
 
 

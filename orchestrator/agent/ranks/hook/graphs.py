@@ -45,7 +45,7 @@ class Graphs:
         kind.capture_begin, kind.capture_end, kind.replay = capture_begin, capture_end, replay_and_count
 
     def captures(self, optimizer: object) -> bool:
-        """Tell whether a step of this optimizer is only captured: it is noted for the replays of its graph."""
+        """Return whether a step of this optimizer is only captured: it is noted for the replays of its graph."""
         if self._capturing is None or self._reference is None:
             return False
         self._capturing.append(self._reference(optimizer))
