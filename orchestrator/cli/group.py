@@ -178,9 +178,9 @@ def follow_job(job: Job, *, as_json: bool = False) -> int:
 
 def _end_lines(job: Job) -> list[Line]:
     """Return the lines on an ended job's files."""
-    from orchestrator.client import job_checkpoints
+    from orchestrator.client import job_folders
     from orchestrator.views import checkpoint_table as saves_view
 
     with contextlib.suppress(OrchError):  # the job has ended, whatever its folder is like
-        return saves_view.end_lines(job_checkpoints.job_folders(job.folder))
+        return saves_view.end_lines(job_folders.job_folders(job.folder))
     return []

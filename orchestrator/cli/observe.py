@@ -254,10 +254,10 @@ def goodput(job: str | None, of_all: bool, since: float | None, by: str | None, 
 @AS_JSON
 def folder(job: str | None, as_json: bool) -> int:
     """Print where a job's files are: its folder, its ranks' working directory, files that they wrote there, and checkpoints."""
-    from orchestrator.client import job_checkpoints
+    from orchestrator.client import job_folders
     from orchestrator.views import checkpoint_table as saves_view
 
-    where = job_checkpoints.job_folders(find_job(job).folder)
+    where = job_folders.job_folders(find_job(job).folder)
     print_json(where) if as_json else terminal.write(saves_view.folder_lines(where))
     return 0
 

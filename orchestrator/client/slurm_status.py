@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import PurePath
 
-from orchestrator.client import slurm_close
 from orchestrator.client.job_source import JobSource
 from orchestrator.client.logs import secret_mask
 from orchestrator.core import codec
@@ -34,6 +33,7 @@ from orchestrator.core.slurm.job_states import Stage
 from orchestrator.core.slurm.queue import SlurmQueue, is_over
 from orchestrator.core.status_types import AllocationEndCause
 from orchestrator.core.text import one_line_fault, what_and_fix
+from orchestrator.submission import supervisor_process
 
 QUEUE = SlurmQueue()
 """This process's view of Slurm's queue: all its jobs share the queries."""
@@ -101,7 +101,7 @@ class SlurmSource(JobSource):
         if queued is None:
             if file_age.age_s(self.folder.plan) > SUBMIT_S_MAX:
                 why = one_line_fault("its submit was interrupted before Slurm had the job", fix="submit it again")
-                slurm_close.close_job(self.folder, "", AllocationEndCause.FAILED, why)
+                supervisor_process.close_job(self.folder, "", AllocationEndCause.FAILED, why)
             return
         if queued.unanswered:
             return
@@ -111,7 +111,7 @@ class SlurmSource(JobSource):
             queued = _verify_job(self.folder, QUEUE.confirm(queued))
             if is_over(queued) and not queued.unanswered:
                 allocation = queued.id if queued.restarts is None else f"{queued.id}.{queued.restarts}"
-                slurm_close.close_job(self.folder, allocation, queued.cause, _end_reason(self.folder, queued))
+                supervisor_process.close_job(self.folder, allocation, queued.cause, _end_reason(self.folder, queued))
 
     def status(self) -> Status:
         """See `JobSource.status`. The queue's state does not apply to a copy of the folder."""

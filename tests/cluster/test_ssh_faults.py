@@ -197,7 +197,7 @@ def test_permanently_lost_host_fails_job_then_is_released(desk: Desk, box: Box) 
     assert (status["state"], verdict["kind"], verdict["node"]) == ("FAILED", "node_lost", "node2")
     assert "node2" in status["reason"]
     supervisor = job.supervisor()
-    late = f"import pathlib, orchestrator.core.jobdir.requests as r; r.ask(pathlib.Path('{job.inside}/requests'), 'cancel')"
+    late = f"import pathlib, orchestrator.core.jobdir.requests as r; r.send(pathlib.Path('{job.inside}/requests'), 'cancel')"
     box.login.run([sys.executable, "-c", late], user="trainer")  # who read the status a moment before its end
     journal_says = lambda: "CancelRequested" in job.folder.journal.read_text()  # noqa: E731
     job.wait_until(journal_says, "the late request to be taken")

@@ -17,7 +17,7 @@ MUTATIONS = (
         "tests/unit/submission/test_sbatch.py::test_job_with_unwritable_id_is_cancelled_again"),
     Mutation("a refused resume changes the scripts", "orchestrator/submission/resume.py", "replace_bytes(file, data, mode=mode)", "pass",
         "tests/unit/submission/test_sbatch.py::test_resume_refused_by_sbatch_changes_nothing"),
-    Mutation("a supervisor is started in any folder", "orchestrator/submission/supervisor_process.py", "    home.require_own_job(job)\n", "",
+    Mutation("a supervisor is started in any folder", "orchestrator/submission/supervisor_process.py", "    home.require_own_job(job)\n    home.record", "    home.record",
         "tests/unit/core/jobdir/test_ownership.py::test_no_supervisor_starts_in_folder_others_could_change[the bundle is a link]"),
     Mutation("hosts are visited beside a resume", "orchestrator/client/remote_files.py", "with locks.hold_ended_job(job.folder):", "if True:",
         "tests/ssh/test_ssh_fanout.py::test_host_is_not_visited_during_another_command"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import app
-from orchestrator.client import job_checkpoints
+from orchestrator.client import job_checkpoints, job_folders
 from orchestrator.client.job import Job
 from orchestrator.core.jobdir import start_folder
 from orchestrator.core.jobdir.layout import JobDir
@@ -53,7 +53,7 @@ def test_folder_shows_locations_of_job_files(job: JobDir, capsys: pytest.Capture
         ["logs", str(job.logs)],
     ]
     assert app.run(["folder", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == job_checkpoints.job_folders(job)
+    assert json.loads(capsys.readouterr().out) == job_folders.job_folders(job)
 
 
 def test_damaged_ledger_line_is_shown_beside_table(job: JobDir, capsys: pytest.CaptureFixture[str]) -> None:

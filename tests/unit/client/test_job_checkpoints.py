@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.client import job_checkpoints, post_mortem
+from orchestrator.client import adoption, job_checkpoints, job_folders, post_mortem
 from orchestrator.client.job import Job
 from orchestrator.core.checkpoints.checkpoint import CheckpointState, CompletionReason, Content, FileLocation
 from orchestrator.core.checkpoints.resume_choice import ResumePoint
@@ -291,7 +291,7 @@ def test_damaged_ledger_line_is_named_and_others_count(shelf: Shelf) -> None:
     shelf.job.ledger.write_text(lines[0][:40] + "\n" + lines[1])
     assert list(job_checkpoints.load_checkpoints(shelf.job)) == [2]
     assert job_checkpoints.ledger_damage(shelf.job) == [f"{shelf.job.ledger}:1 cannot be read"]
-    (offer,) = job_checkpoints.find_adoptable(shelf.job, shelf.plan)
+    (offer,) = adoption.find_adoptable(shelf.job, shelf.plan, job_checkpoints.load_checkpoints(shelf.job))
     assert offer.path.name == "step-10.pt"
 
 
@@ -347,7 +347,7 @@ def test_post_mortem_without_readable_ledger_omits_checkpoints(shelf: Shelf) -> 
 def test_reference_documents_every_key_of_folders(shelf: Shelf) -> None:
     """The reference names every key of the folders of a job."""
     (shelf.job.code / "runs").symlink_to(shelf.job.root.parent)
-    where = job_checkpoints.job_folders(shelf.job)
+    where = job_folders.job_folders(shelf.job)
     page = (ROOT / "docs" / "reference.md").read_text().partition("### Where files are")[2]
     keys = [*where, *where["links"][0], *where["checkpoints"][0]]
     assert [key for key in keys if f"`{key}`" not in page.partition("\n### ")[0]] == []
@@ -358,6 +358,6 @@ def test_complete_checkpoints_are_counted_by_folder(shelf: Shelf, tmp_path: Path
     shelf.add(40, {"run/a.pt": state(40)}, root=tmp_path / "scratch", prefix=f"{tmp_path}/scratch/")
     shelf.add(50, state=CheckpointState.TORN)
     shelf.add(60, locations=(FileLocation("gpu3", "/there"),))
-    assert {one["dir"]: one["whole"] for one in job_checkpoints.job_folders(shelf.job)["checkpoints"]} == {
+    assert {one["dir"]: one["whole"] for one in job_folders.job_folders(shelf.job)["checkpoints"]} == {
         str(shelf.folder): 2, f"{shelf.job.code}/out": 1, f"{tmp_path}/scratch/run": 1, "gpu3:/there": 1,
     }  # fmt: skip

@@ -17,7 +17,7 @@ PRINTS = """
 import os, sys
 from orchestrator.core.jobdir import full_disk
 
-full_disk.print_patiently()
+full_disk.buffer_output()
 print("said", 1)
 print("and to whom it may concern", file=sys.stderr)
 if os.fork() == 0:
@@ -122,6 +122,6 @@ def test_work_without_descriptor_waits_and_is_noted_once(capsys: pytest.CaptureF
 @pytest.mark.slow
 def test_unencodable_text_is_printed_escaped(tmp_path: Path) -> None:
     """Text that no encoding has is still printed."""
-    program = "from orchestrator.core.jobdir import full_disk; full_disk.print_patiently(); print('a\\ud800b')"
+    program = "from orchestrator.core.jobdir import full_disk; full_disk.buffer_output(); print('a\\ud800b')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, timeout=60.0)
     assert (done.returncode, done.stdout) == (0, b"a\\ud800b\n"), done.stderr
