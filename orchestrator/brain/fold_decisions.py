@@ -171,8 +171,8 @@ def _to(facts: Facts, news: d.To) -> None:
         case orders.Inspect():
             _inspect(facts, order, news.at)
         case orders.Fence():
-            node.fence_s = max(node.fence_s, order.quiet_s)
-            node.startup_timeout_s = max(node.startup_timeout_s, order.alone_s)
+            node.fence_s = max(node.fence_s, order.contact_timeout_s)
+            node.startup_timeout_s = max(node.startup_timeout_s, order.startup_timeout_s)
             node.is_fence_uncertain = False
         case orders.Stop():
             node.ordered.stop, node.ordered.stop_at = order.attempt, news.at

@@ -284,7 +284,7 @@ class Executor:
         if resume is not None and (located := self._resume_checkpoint(node, resume)) is not None:
             resume = dataclasses.replace(resume, path=located.path)
         full = translation.prepare_node(self._plan, node, order, gang, self._job_secrets)
-        full = dataclasses.replace(full, resume=resume, save=checkpoint)
+        full = dataclasses.replace(full, resume=resume, checkpoint=checkpoint)
         if self._plan.ssh is not None:
             torn = self._checkpoint_tracker.find_torn_on_host(node, order.attempt)
             full = dataclasses.replace(full, deep=self._checkpoint_tracker.deep, torn=torn)

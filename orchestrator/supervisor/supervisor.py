@@ -250,12 +250,12 @@ class Supervisor:
             return
         events: list[e.Event] = []
         match report.data.get("kind"):
-            case reports.SaveSeen.__name__:
-                seen = translation.unpack_report(reports.SaveSeen, report)
+            case reports.CheckpointSeen.__name__:
+                seen = translation.unpack_report(reports.CheckpointSeen, report)
                 self._checkpoint_tracker.enter_report(now_s, report.node, seen, checkpoint_gang(self._brain.facts))
-            case reports.SaveHashed.__name__:
+            case reports.CheckpointHashed.__name__:
                 self._checkpoint_tracker.enter_hashes(
-                    now_s, report.node, translation.unpack_report(reports.SaveHashed, report)
+                    now_s, report.node, translation.unpack_report(reports.CheckpointHashed, report)
                 )
             case reports.CheckpointsRead.__name__:
                 read = translation.unpack_report(reports.CheckpointsRead, report)

@@ -165,15 +165,15 @@ def test_every_checkpoint_is_reported_with_files_then_hashes(tmp_path: Path) -> 
         host = make()
         await host.up()
         await host.start(SAVES)
-        first = await home.report(reports.SaveSeen)
+        first = await home.report(reports.CheckpointSeen)
         assert (first.main, first.part.steps, first.part.closed_by) == ("step 40", 39, CompletionReason.STEPS)
-        looks = home.beats["node-0"].looks
-        await home.until(lambda: home.beats["node-0"].looks > looks + 1, "two more looks")
+        looks = home.beats["node-0"].scans
+        await home.until(lambda: home.beats["node-0"].scans > looks + 1, "two more looks")
         await home.report(reports.Exited)
         host.say(orders.Stop(1, 0.0))
         await home.report(reports.Stopped)
-        await home.until(lambda: len(home.of(reports.SaveHashed)) == 2, "both hashes")
-        for seen, hashed in zip(home.of(reports.SaveSeen), home.of(reports.SaveHashed), strict=True):
+        await home.until(lambda: len(home.of(reports.CheckpointHashed)) == 2, "both hashes")
+        for seen, hashed in zip(home.of(reports.CheckpointSeen), home.of(reports.CheckpointHashed), strict=True):
             assert seen.key == hashed.key == seen.main and seen.part.root == str(host.root / "checkpoints")
             assert [piece.name for piece in seen.part.pieces] == [
                 f"{seen.main}/part-0.bin",
@@ -184,7 +184,7 @@ def test_every_checkpoint_is_reported_with_files_then_hashes(tmp_path: Path) -> 
                 file = host.root / "checkpoints" / piece.name
                 assert piece.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
                 assert (piece.size_bytes, piece.mtime_ns) == (300_000, file.stat().st_mtime_ns)
-        assert [seen.main for seen in home.of(reports.SaveSeen)] == ["step 40", "step 80"]
+        assert [seen.main for seen in home.of(reports.CheckpointSeen)] == ["step 40", "step 80"]
         assert await host.end() == 0
 
     play(tmp_path, act)
@@ -210,11 +210,11 @@ run(1_000_000, 0.02, save)
         await host.up()
         await host.start(script)
         await home.until(lambda: "node-0" in home.beats and home.beats["node-0"].has_unfinished, "word of it")
-        looks = home.beats["node-0"].looks
-        await home.until(lambda: home.beats["node-0"].looks > looks + 2, "some looks")
-        assert home.beats["node-0"].has_unfinished and not home.of(reports.SaveSeen)
+        looks = home.beats["node-0"].scans
+        await home.until(lambda: home.beats["node-0"].scans > looks + 2, "some looks")
+        assert home.beats["node-0"].has_unfinished and not home.of(reports.CheckpointSeen)
         host.write("code/gate", "")
-        await home.report(reports.SaveSeen)
+        await home.report(reports.CheckpointSeen)
         await home.until(lambda: not home.beats["node-0"].has_unfinished, "word that it is over")
         host.say(orders.Stop(1, 0.0))
         await home.report(reports.Stopped)
@@ -238,9 +238,9 @@ Path(os.environ["ORCH_CHECKPOINT_DIR"], "last.pt").write_bytes(os.urandom(50_000
         host.say(orders.Stop(1, 0.0))
         await home.report(reports.Stopped)
         kinds = [type(one) for _, one in home.heard]
-        assert kinds.index(reports.SaveSeen) < kinds.index(reports.Stopped)
-        assert home.of(reports.SaveSeen)[0].part.closed_by is CompletionReason.END
-        assert (await home.report(reports.SaveHashed)).pieces[0].sha256
+        assert kinds.index(reports.CheckpointSeen) < kinds.index(reports.Stopped)
+        assert home.of(reports.CheckpointSeen)[0].part.closed_by is CompletionReason.END
+        assert (await home.report(reports.CheckpointHashed)).pieces[0].sha256
         assert await host.end() == 0
 
     play(tmp_path, act)
@@ -255,19 +255,19 @@ def test_one_agent_per_shared_disk_scans_for_checkpoints(tmp_path: Path) -> None
         for host in hosts:
             await host.up()
             await host.start("run(1000000, 0.02)")
-        await home.until(lambda: any(beat.looks > 1 for beat in home.beats.values()), "a look")
+        await home.until(lambda: any(beat.scans > 1 for beat in home.beats.values()), "a look")
         checkpoints = Path(shared) / "checkpoints"
         (checkpoints / "one.pt").write_bytes(b"x" * 1000)
-        await home.report(reports.SaveSeen, "")
-        looker = next(host for host in hosts if home.of(reports.SaveSeen, host.config.node))
+        await home.report(reports.CheckpointSeen, "")
+        looker = next(host for host in hosts if home.of(reports.CheckpointSeen, host.config.node))
         other = next(host for host in hosts if host is not looker)
-        assert home.beats[other.config.node].looks == -1
+        assert home.beats[other.config.node].scans == -1
         assert looker.process is not None
         looker.process.kill()
-        await home.until(lambda: home.beats[other.config.node].looks > 0, "the other's look")
+        await home.until(lambda: home.beats[other.config.node].scans > 0, "the other's look")
         (checkpoints / "two.pt").write_bytes(b"y" * 1000)
         await home.until(
-            lambda: "two.pt" in [seen.main for seen in home.of(reports.SaveSeen, other.config.node)],
+            lambda: "two.pt" in [seen.main for seen in home.of(reports.CheckpointSeen, other.config.node)],
             "the second",
         )
         other.say(orders.Stop(1, 0.0))
@@ -294,7 +294,7 @@ def test_copied_checkpoint_is_compared_before_node_is_ready(tmp_path: Path) -> N
         host = make()
         await host.up()
         save = _sent(host, "last.pt", b"weights")
-        host.say(replace(prepare(2), save=save, deep=True))
+        host.say(replace(prepare(2), checkpoint=save, deep=True))
         assert (await home.report(reports.Prepared)).attempt == 2
         assert await host.end() == 0
 
@@ -314,13 +314,13 @@ def test_file_unlike_job_folder_is_copied_again(tmp_path: Path, deep: bool) -> N
         path.write_bytes(b"wweight")
         if deep:  # as after a host lost its power
             os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
-        host.say(replace(prepare(2), save=save, deep=deep))
+        host.say(replace(prepare(2), checkpoint=save, deep=deep))
         failed = await home.report(reports.PrepareFailed)
         assert "not complete on this host: last.pt differs from what was saved" in failed.reason
         assert failed.save == 0, "the one in the job folder is as it was"
         assert not path.exists()
         _sent(host, "last.pt", b"weights")
-        host.say(replace(prepare(3), save=save, deep=deep))
+        host.say(replace(prepare(3), checkpoint=save, deep=deep))
         assert (await home.report(reports.Prepared)).attempt == 3
         assert await host.end() == 0
 
@@ -336,7 +336,7 @@ def test_checkpoint_on_shared_disk_is_reported_and_stays(tmp_path: Path) -> None
         save = _sent(host, "last.pt", b"weights")
         save = replace(save, locations=(replace(save.locations[0], host=""),))
         (host.root / "checkpoints/last.pt").write_bytes(b"wweight")
-        host.say(replace(prepare(2), save=save))
+        host.say(replace(prepare(2), checkpoint=save))
         assert (await home.report(reports.PrepareFailed)).save == 1
         assert (host.root / "checkpoints/last.pt").exists()
         assert await host.end() == 0

@@ -80,7 +80,7 @@ class DeskWorld:
             new = write(path.with_name(f"{path.name}.new") if replaces else path, data, self.now_ns)
             new.rename(path)
 
-    def seen(self, name: str, node: str = "n0", steps: int = 10, **part: object) -> reports.SaveSeen:
+    def seen(self, name: str, node: str = "n0", steps: int = 10, **part: object) -> reports.CheckpointSeen:
         """Return what the agent of a node reports of the save that has this file or folder."""
         found = sight(self.place(node))
         key = found.of(name)
@@ -88,20 +88,20 @@ class DeskWorld:
         pieces = tuple(found.tree.files[one] for one in sorted(group.names))
         whole = HostPart(node, str(self.place(node)), steps, pieces, found.readings[key], CompletionReason.STEPS)
         part_ = dataclasses.replace(whole, **part)  # type: ignore[arg-type]
-        return reports.SaveSeen(self.gang.attempt, group.key, group.series, group.main, part_)
+        return reports.CheckpointSeen(self.gang.attempt, group.key, group.series, group.main, part_)
 
-    def report(self, name: str, node: str = "n0", steps: int = 10, **part: object) -> reports.SaveSeen:
+    def report(self, name: str, node: str = "n0", steps: int = 10, **part: object) -> reports.CheckpointSeen:
         """Let the agent of a node report a save, and then hash it."""
         seen = self.seen(name, node, steps, **part)
         self.desk.enter_report(self.at, node, seen, self.gang)
         self.hash(seen, node)
         return seen
 
-    def hash(self, seen: reports.SaveSeen, node: str = "n0") -> None:
+    def hash(self, seen: reports.CheckpointSeen, node: str = "n0") -> None:
         """Let the agent of a node hash what it has reported, as far as it is still there."""
         pieces = disk.hash_files(Path(seen.part.root), seen.part.files)
         if pieces is not None:
-            self.desk.enter_hashes(self.at, node, reports.SaveHashed(seen.attempt, seen.key, pieces))
+            self.desk.enter_hashes(self.at, node, reports.CheckpointHashed(seen.attempt, seen.key, pieces))
         self.learn()
 
     def save(self, files: Files, steps: int = 10, node: str = "n0", *, replaces: bool = False) -> Checkpoint:

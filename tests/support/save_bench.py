@@ -17,7 +17,7 @@ from orchestrator.agent.ranks.hook.layout import RING_STEPS, RING_WORD, STEP_FIL
 from orchestrator.agent.ranks.processes import NodeRanks, RankProcess
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
-from orchestrator.core.wire.reports import CheckpointsRead, ReliableReport, SaveSeen
+from orchestrator.core.wire.reports import CheckpointSeen, CheckpointsRead, ReliableReport
 from tests.support import fake_host
 from tests.support.saved_files import S, torch_save, write
 
@@ -100,8 +100,8 @@ class Bench:
         return self.scanner._scan_future is not None or self.scanner._begin_future is not None
 
     @property
-    def seen(self) -> list[SaveSeen]:
-        return [report for report in self.reports if isinstance(report, SaveSeen)]
+    def seen(self) -> list[CheckpointSeen]:
+        return [report for report in self.reports if isinstance(report, CheckpointSeen)]
 
     @property
     def mains(self) -> list[str]:

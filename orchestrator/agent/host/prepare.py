@@ -252,7 +252,7 @@ class Preparation:
 
     def _check_resume(self, order: orders.PrepareNode) -> None:
         """Move torn checkpoints out of the way, and compare the checkpoint to resume from on this host; then finish."""
-        if order.save is None and not order.torn:
+        if order.checkpoint is None and not order.torn:
             self._make_ready(order)
         else:
             self._verify_task = asyncio.get_running_loop().create_task(self._verify(order))
@@ -266,8 +266,8 @@ class Preparation:
         self._verify_task = None
         if fault:
             reason = f"the checkpoint to resume from is not complete on this host: {fault}"
-            is_copy = order.save is not None and order.save.locations[0].host
-            number = order.save.number if order.save is not None and not is_copy else 0
+            is_copy = order.checkpoint is not None and order.checkpoint.locations[0].host
+            number = order.checkpoint.number if order.checkpoint is not None and not is_copy else 0
             self._report(reports.PrepareFailed(order.attempt, reason, "", number))
         else:
             self._make_ready(order)
@@ -277,16 +277,16 @@ class Preparation:
         for checkpoint in order.torn:
             for name, to in disk.quarantine(Path(checkpoint.locations[0].root), checkpoint):
                 self._note(f"{name} is torn ({checkpoint.why}): moved to {to}")
-        if order.save is None:
+        if order.checkpoint is None:
             return ""
-        if Path(os.path.realpath(order.save.path)).is_relative_to(os.path.realpath(self._job.root)):
+        if Path(os.path.realpath(order.checkpoint.path)).is_relative_to(os.path.realpath(self._job.root)):
             for name, to in disk.quarantine_unfinished(
-                Path(order.save.locations[0].root), order.save, order.attempt - 1
+                Path(order.checkpoint.locations[0].root), order.checkpoint, order.attempt - 1
             ):
                 self._note(f"{name} is torn (has no file yet): moved to {to}")
-        comparison = disk.compare(order.save, deep=order.deep, pace=pace)
-        if comparison.fault and not comparison.is_unsure and order.save.locations[0].host:
-            self._delete_stale_copies(order.save, order, pace)
+        comparison = disk.compare(order.checkpoint, deep=order.deep, pace=pace)
+        if comparison.fault and not comparison.is_unsure and order.checkpoint.locations[0].host:
+            self._delete_stale_copies(order.checkpoint, order, pace)
         return comparison.fault
 
     def _delete_stale_copies(self, checkpoint: Checkpoint, order: orders.PrepareNode, pace: disk.Pace) -> None:

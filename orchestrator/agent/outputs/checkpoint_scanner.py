@@ -114,7 +114,7 @@ class CheckpointScanner:
         self._began_s = self._due_s = 0.0
         self._finish_by_s: float | None = None
         self._lock_fd: int | None = None
-        self._hash_futures: list[tuple[reports.SaveSeen, concurrent.futures.Future[object]]] = []
+        self._hash_futures: list[tuple[reports.CheckpointSeen, concurrent.futures.Future[object]]] = []
         self._noted_fault = ""
         self._dump_future: concurrent.futures.Future[None] | None = None
         self.scans_done = 0
@@ -270,7 +270,7 @@ class CheckpointScanner:
             self._rank_files.created.issuperset(str(root / piece.name) for piece in change.pieces),
         )
         key, series = f"{watch.prefix}{group.key}", f"{watch.prefix}{group.series}"
-        seen = reports.SaveSeen(watch.attempt, key, series, group.main, part)
+        seen = reports.CheckpointSeen(watch.attempt, key, series, group.main, part)
         if len(change.pieces) * SHA256_BYTES > LINE_BYTES_MAX or _message_bytes(seen) > LINE_BYTES_MAX:
             count = len(change.pieces)
             self._note(f"{group.main} has {count:,} files, too many to report: no restart can resume from it")
@@ -296,7 +296,7 @@ class CheckpointScanner:
             with contextlib.suppress(OSError, Cancelled, concurrent.futures.CancelledError):
                 pieces = future.result()
                 if isinstance(pieces, tuple):
-                    self._report(reports.SaveHashed(seen.attempt, seen.key, pieces))
+                    self._report(reports.CheckpointHashed(seen.attempt, seen.key, pieces))
 
     def _is_scanner(self, ranks: NodeRanks) -> bool:
         if not self._scans:
@@ -344,7 +344,7 @@ def _scan_watches(watches: Iterable[checkpoint_folders.WatchedFiles], moment: Sc
     return [(watch, change) for watch, written in watches for change in watch.scan(moment, written)]
 
 
-def _message_bytes(seen: reports.SaveSeen) -> int:
+def _message_bytes(seen: reports.CheckpointSeen) -> int:
     """Return how long a message about a checkpoint can become, with the names and the sha256 of its files."""
     hashed = sum(SHA256_BYTES + len(codec.dumps_plain(piece.name)) for piece in seen.part.files)
     return len(codec.dumps_kind(seen)) + hashed

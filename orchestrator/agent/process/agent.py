@@ -183,7 +183,7 @@ class Agent:
             case orders.ChunkAck():
                 self._shipper.acknowledge(order)
             case orders.Discard():
-                self._scanner.discard(order.save)
+                self._scanner.discard(order.checkpoint)
             case _:
                 self._obey_for_attempt(order)
 
@@ -292,7 +292,7 @@ class Agent:
         if ranks.attempt != order.attempt:
             self._supersede(ranks, order)
             return
-        name = self._preparation.save_signal if order.saves else "TERM"
+        name = self._preparation.save_signal if order.may_save else "TERM"
         self._note(f"stopping attempt {order.attempt}: {name}, after {order.grace_s:g} s KILL")
         ranks.stop(order.grace_s, "asked", signal.Signals[f"SIG{name}"])
 

@@ -54,7 +54,7 @@ class AgentFence:
 
     def apply(self, order: orders.Fence) -> None:
         """Take the times that the supervisor orders."""
-        self._contact_timeout_s, self._startup_timeout_s = order.quiet_s, order.alone_s
+        self._contact_timeout_s, self._startup_timeout_s = order.contact_timeout_s, order.startup_timeout_s
 
     def exceeded_s(self, ranks: NodeRanks, proved_at: float, connected_at: float, now_s: float) -> float | None:
         """Return the time (s) without contact and step if it is over the limit, else None.

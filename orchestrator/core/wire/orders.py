@@ -1,4 +1,4 @@
-"""What a supervisor sends to an agent: orders, each with its attempt, and how far reports have arrived.
+"""Orders of a supervisor to an agent, each with its attempt, and acknowledgements of reports.
 
 The brain's decision `To` holds an order, which is sent as it is; only `Prepare` is sent as a `PrepareNode`.
 """
@@ -6,12 +6,12 @@ The brain's decision `To` holds an order, which is sent as it is; only `Prepare`
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from orchestrator.core.checkpoints.checkpoint import Checkpoint
 from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.wire.reports import OfAttempt
+from orchestrator.core.wire.reports import AttemptMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare(OfAttempt):
+class Prepare(AttemptMessage):
     """Make the node ready: the environment of its ranks, setup lines, the program, and on the first node a port. The script of a
     plan that has one is run then: `Prepared` follows when it calls a launcher.
 
@@ -44,15 +44,15 @@ class PrepareNode(Prepare):
     # What the ranks inherit of the submitter's environment, and the job's secrets
     outer: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
-    # The save to start from, which was brought here; whether all its bytes are to be compared
-    save: Checkpoint | None = None
+    # The checkpoint to resume from, which was copied here; whether all its bytes are to be compared
+    checkpoint: Checkpoint | None = None
     deep: bool = False
-    # Saves of the attempt before that are torn: to be moved out of the scripts' way
+    # Torn checkpoints of the attempt before: to be moved out of the scripts' way
     torn: tuple[Checkpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Probe(OfAttempt):
+class Probe(AttemptMessage):
     """Try to reach the first node at each of these addresses and this port; report `Probed`."""
 
     addresses: tuple[str, ...]
@@ -60,7 +60,7 @@ class Probe(OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class Start(OfAttempt):
+class Start(AttemptMessage):
     """Start the ranks of the prepared node; they meet at this address and port."""
 
     address: str
@@ -70,40 +70,44 @@ class Start(OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class Stop(OfAttempt):
+class Stop(AttemptMessage):
     """Stop the node's ranks: TERM, after `grace_s` KILL, and report `Stopped` when no process is left."""
+
+    FORMER: ClassVar[dict[str, str]] = {"saves": "may_save"}
 
     grace_s: float
     # The gang is whole and its nodes will be taken away: ranks get the user's signal to save a checkpoint, not TERM
-    saves: bool = False
+    may_save: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Inspect(OfAttempt):
+class Inspect(AttemptMessage):
     """Sample every rank of the node, compare it with the sample before, and write the evidence."""
 
     inspection: int
 
 
 @dataclass(frozen=True, slots=True)
-class Fence(OfAttempt):
-    """How long this agent may go without contact before it stops its ranks."""
+class Fence(AttemptMessage):
+    """How long this agent may be without contact before it stops its ranks."""
+
+    FORMER: ClassVar[dict[str, str]] = {"quiet_s": "contact_timeout_s", "alone_s": "startup_timeout_s"}
 
     # Without contact and without a step of its ranks
-    quiet_s: float
+    contact_timeout_s: float
     # The same, if it is longer, as long as they have made no step in this attempt
-    alone_s: float
+    startup_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Delete a save that `checkpoint.keep` does not keep; it is as it lies on this host."""
+    """Delete a checkpoint that `checkpoint.keep` does not keep, as it is on this host."""
 
-    save: Checkpoint
+    checkpoint: Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Dismiss(OfAttempt):
+class Dismiss(AttemptMessage):
     """The job is over: exit."""
 
 

@@ -1,7 +1,7 @@
-"""What an agent tells its supervisor: each report of an attempt names it.
+"""Reports of an agent to its supervisor: each report of an attempt names it.
 
-The brain's event `FromNode` holds the report as it is. Reliable reports carry a sequence number and are sent again until they are acknowledged; `Hello`, `Heartbeat` and chunks
-are not.
+The brain's event `FromNode` holds the report as it is. Reliable reports carry a sequence number and are sent again until
+they are acknowledged; `Hello`, `Heartbeat` and chunks are not.
 """
 
 from __future__ import annotations
@@ -111,35 +111,37 @@ class RankHeartbeat:
     rate_per_s: float | None = None
     # How many of its losses in a row, up to the last, are not finite
     nonfinite_losses: int = 0
-    # What it uses and what its script tells; None: as before
+    # What it uses and what its script reports; None: as before
     usage: Usage | None = None
     training: Training | None = None
-    # Never sent by agents: set where heartbeats were coalesced into one for the journal, see `Brain.beats`
+    # Never sent by agents: set where heartbeats were coalesced into one for the journal, see `Brain.take_heartbeats`
     seen: SignTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class OfAttempt:
+class AttemptMessage:
     """What each report and order of an attempt names."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat(OfAttempt):
+class Heartbeat(AttemptMessage):
     """The regular report of an agent."""
+
+    FORMER: ClassVar[dict[str, str]] = {"looks": "scans"}
 
     ranks: tuple[RankHeartbeat, ...]
     # Its number: the acknowledgement of it proves fresh contact
     beat: int = 0
-    # How many times this agent has looked for saves in the attempt, -1: another one looks; whether it has seen one that
-    # it has not reported yet
-    looks: int = -1
+    # How many times this agent has scanned for checkpoints in the attempt, -1: another agent scans; whether it has found one
+    # that it has not reported yet
+    scans: int = -1
     has_unfinished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared(OfAttempt):
+class Prepared(AttemptMessage):
     """The node is ready; the first node adds its port, and the addresses where others may reach it (empty: not asked)."""
 
     address: str
@@ -150,7 +152,7 @@ class Prepared(OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class Probed(OfAttempt):
+class Probed(AttemptMessage):
     """Which of the first node's addresses this node reaches, best first, and how the others failed."""
 
     reached: tuple[ReachableAddress, ...]
@@ -158,12 +160,12 @@ class Probed(OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class PrepareFailed(OfAttempt):
+class PrepareFailed(AttemptMessage):
     """The node's setup lines failed, or a rank's program cannot be started there."""
 
     reason: str
     tail: str
-    # The number of the save that is not whole there, if that is why
+    # The number of the checkpoint that is not complete there, if that is the reason
     save: int = 0
     # Another attempt cannot help; what can
     is_final: bool = False
@@ -171,7 +173,7 @@ class PrepareFailed(OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchEnded(OfAttempt):
+class LaunchEnded(AttemptMessage):
     """The node's script ended, with `code` (negative: the signal), after this many launcher calls; the end of what it wrote."""
 
     calls: int
@@ -180,7 +182,7 @@ class LaunchEnded(OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class Started(OfAttempt):
+class Started(AttemptMessage):
     """All ranks of the node were started; their process ids in the order of its ranks."""
 
     pids: tuple[int, ...]
@@ -190,7 +192,7 @@ class Started(OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class Exited(OfAttempt):
+class Exited(AttemptMessage):
     """A rank's process ended. Exactly one of `code` and `signal` is set."""
 
     rank: int
@@ -209,7 +211,7 @@ class Exited(OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped(OfAttempt):
+class Stopped(AttemptMessage):
     """Nothing of an attempt, nor of any before it, still runs on this node."""
 
     # asked, fenced or ended
@@ -217,7 +219,7 @@ class Stopped(OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class Inspected(OfAttempt):
+class Inspected(AttemptMessage):
     """The answer to `Inspect` number `inspection`; the files with all stacks are in the node's evidence folder by then."""
 
     inspection: int
@@ -225,8 +227,8 @@ class Inspected(OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class SaveSeen(OfAttempt):
-    """A save that ranks have written where this agent looks, or its part of one. Reported anew when it has changed."""
+class CheckpointSeen(AttemptMessage):
+    """A checkpoint that ranks have written where this agent scans, or its part of one. Reported again when it has changed."""
 
     # See `file_groups.FileGroup`
     key: str
@@ -236,15 +238,15 @@ class SaveSeen(OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class SaveHashed(OfAttempt):
-    """The files of a save that was reported, with their sha256."""
+class CheckpointHashed(AttemptMessage):
+    """The files of a reported checkpoint, with their sha256."""
 
     key: str
-    pieces: tuple[CheckpointFile, ...]
+    files: tuple[CheckpointFile, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointsRead(OfAttempt):
+class CheckpointsRead(AttemptMessage):
     """The files that may be of checkpoints which the node's ranks had read when all of them had made a step: relative to the
     checkpoints' folder, below `checkpoint.START_PREFIX` to where ranks start, or absolute; the last one read last.
 
@@ -256,7 +258,7 @@ class CheckpointsRead(OfAttempt):
 
 
 NodeReport: TypeAlias = Prepared | PrepareFailed | LaunchEnded | Probed | Started | Exited | Stopped | Inspected
-ReliableReport: TypeAlias = NodeReport | SaveSeen | SaveHashed | CheckpointsRead
+ReliableReport: TypeAlias = NodeReport | CheckpointSeen | CheckpointHashed | CheckpointsRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +266,7 @@ class Chunk:
     """Bytes of one of this node's append-only files, from `offset` on; they follow the message raw, see `connection`.
 
     `path` is relative to the job folder, with forward slashes. Not sent again: after a break `ResumeOffsets` says where to
-    go on.
+    continue.
     """
 
     path: str
@@ -278,7 +280,7 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class NodeSignalled:
-    """Slurm has told the processes of this node to end. Not sent again: it only makes the supervisor ask Slurm."""
+    """Slurm has signalled the processes of this node to end. Not sent again: it only makes the supervisor ask Slurm."""
 
 
 Report: TypeAlias = Hello | Heartbeat | Chunk | Goodbye | NodeSignalled | ReliableReport

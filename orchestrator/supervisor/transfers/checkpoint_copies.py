@@ -274,7 +274,7 @@ def superseded_reason(number: int) -> str:
     return f"checkpoint {number}, which overwrote it, was fetched first"
 
 
-def find_invalid_names(report: reports.SaveSeen) -> str:
+def find_invalid_names(report: reports.CheckpointSeen) -> str:
     """Return why names that a host sends cannot be those of a checkpoint; empty if they can."""
     names = [piece.name for piece in report.part.files]
     if not names or len(set(names)) < len(names):

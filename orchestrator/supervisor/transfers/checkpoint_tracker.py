@@ -94,7 +94,7 @@ class CheckpointTracker:
             if checkpoint.is_in_transit and self._folders.is_copied(checkpoint):
                 self.copies.fetch(checkpoint)
 
-    def enter_report(self, at: float, node: str, report: reports.SaveSeen, gang: CheckpointGang) -> None:
+    def enter_report(self, at: float, node: str, report: reports.CheckpointSeen, gang: CheckpointGang) -> None:
         """Enter what an agent reports of a checkpoint of the current attempt."""
         self._gang = gang
         unfit = checkpoint_copies.find_invalid_names(report)
@@ -134,9 +134,9 @@ class CheckpointTracker:
             note = functools.partial(self._resume_sources.stated_steps.__setitem__, gang.attempt)
             self._thread.submit(lambda: self._folders.stated_step(began.other), lambda _, step: note(step))
 
-    def enter_hashes(self, at: float, node: str, report: reports.SaveHashed) -> None:
+    def enter_hashes(self, at: float, node: str, report: reports.CheckpointHashed) -> None:
         """Enter the sha256 of a checkpoint's files, where they are still those."""
-        digests = {piece.stamp: piece.sha256 for piece in report.pieces}
+        digests = {piece.stamp: piece.sha256 for piece in report.files}
         for checkpoint in self._find_by_key(report.key, report.attempt):
             if (known := completion.set_digests(checkpoint, digests)) != checkpoint:
                 self._ledger.put(known)
@@ -228,7 +228,7 @@ class CheckpointTracker:
         """End the thread, once what it has begun is done."""
         self._thread.close()
 
-    def _find_or_open(self, report: reports.SaveSeen, gang: CheckpointGang) -> Checkpoint:
+    def _find_or_open(self, report: reports.CheckpointSeen, gang: CheckpointGang) -> Checkpoint:
         """Return the checkpoint that a report is about: one that is open, or a new one."""
         known = self._find_by_key(report.key, report.attempt)
         last = known[-1] if known else None
@@ -237,7 +237,7 @@ class CheckpointTracker:
             return last
         return completion.new_checkpoint(self._ledger.next_number, report, gang.world_size)
 
-    def _give_up_rewritten(self, at: float, report: reports.SaveSeen) -> None:
+    def _give_up_rewritten(self, at: float, report: reports.CheckpointSeen) -> None:
         """Give up checkpoints that a host has overwritten before they were hashed: they cannot be fetched any more."""
         for checkpoint in self._find_by_key(report.key, report.attempt) if report.key == report.series else ():
             if self.copies.is_overwritten(checkpoint, report.part):

@@ -91,10 +91,10 @@ class HeartbeatHistory:
 
     def add(self, heartbeat: reports.Heartbeat) -> None:
         """Add the next heartbeat; one with fewer scans is from another agent."""
-        if heartbeat.looks < self.latest.looks or heartbeat.attempt != self.latest.attempt:
+        if heartbeat.scans < self.latest.scans or heartbeat.attempt != self.latest.attempt:
             self.steps.clear()
         self.latest = heartbeat
-        self.steps[heartbeat.looks] = min((rank.steps for rank in heartbeat.ranks if rank.steps), default=0)
+        self.steps[heartbeat.scans] = min((rank.steps for rank in heartbeat.ranks if rank.steps), default=0)
         while len(self.steps) > SCANS_KEPT:
             del self.steps[min(self.steps)]
 
@@ -140,13 +140,13 @@ class ContinuationTracker:
         if node in self.continued:
             return False
         if node not in self.since:
-            self.since[node] = {rank.rank: rank.steps for rank in heartbeat.ranks}, heartbeat.looks
+            self.since[node] = {rank.rank: rank.steps for rank in heartbeat.ranks}, heartbeat.scans
             return False
         steps, looks = self.since[node]
         moved = all(
             rank.steps > max(steps.get(rank.rank, 0), self._steps_min(rank)) for rank in heartbeat.ranks if rank.steps
         )
-        has_looked = looks < 0 or (heartbeat.looks >= looks + SCANS_MIN and not heartbeat.has_unfinished)
+        has_looked = looks < 0 or (heartbeat.scans >= looks + SCANS_MIN and not heartbeat.has_unfinished)
         if moved and has_looked:
             self.continued.add(node)
         return moved and has_looked
@@ -157,7 +157,7 @@ class ContinuationTracker:
         return self.steps if rank.steps >= SAME_STEPS_SHARE * self.steps else 0
 
 
-def new_checkpoint(number: int, report: reports.SaveSeen, world_size: int) -> Checkpoint:
+def new_checkpoint(number: int, report: reports.CheckpointSeen, world_size: int) -> Checkpoint:
     """Return a new checkpoint of which only the name is known."""
     return Checkpoint(
         number, report.key, report.series, report.main, report.attempt, world_size, 0, Format.UNKNOWN, Content.OTHER,

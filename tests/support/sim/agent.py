@@ -221,11 +221,11 @@ class Agent:
             case orders.Start():
                 self._start(order, ranks)
             case orders.Stop():
-                if order.saves:
+                if order.may_save:
                     self._save(order.attempt)
                 self._stop(order.attempt, order.grace_s)
             case orders.Fence():
-                self.quiet_s, self.alone_s = order.quiet_s, order.alone_s
+                self.quiet_s, self.alone_s = order.contact_timeout_s, order.startup_timeout_s
             case orders.Inspect():
                 looks = tuple(self.eyes.look(rank) for rank in self.host.living())
                 looked = reports.Inspected(order.attempt, order.inspection, looks)

@@ -220,7 +220,11 @@ def check_pool(world: World, expected: Expected) -> None:
         )
     if expected.again_s < FOR_EVER_S:
         late_s = places[1].at - next(what.at for what in told if isinstance(what, d.Judge))
-        told_s = [what.quiet_s for what in map(content, told) if isinstance(what, orders.Fence) and what.attempt == 1]
+        told_s = [
+            what.contact_timeout_s
+            for what in map(content, told)
+            if isinstance(what, orders.Fence) and what.attempt == 1
+        ]
         _must(
             late_s <= expected.again_s + max(told_s, default=0.0),
             f"{late_s:.1f} s from the verdict to the next places",

@@ -139,7 +139,7 @@ class QueueBook:
         verdict = attempt.verdict
         free = verdict is not None and verdict.kind in (d.VerdictKind.PREEMPTED, d.VerdictKind.TIME_LIMIT)
         here = free and not self.entered
-        self._must(stop.saves == here, f"whole {here}: {stop}")
+        self._must(stop.may_save == here, f"whole {here}: {stop}")
         ends_at = self.ending.ends_at if self.ending is not None else None
         if here and ends_at is None:
             self._must(stop.grace_s == lease.grace_s, f"the grace is {lease.grace_s}: {stop}")

@@ -103,8 +103,8 @@ def test_host_is_prepared_once_after_its_checkpoint(monkeypatch: pytest.MonkeyPa
     world.arrive()
     assert executor.finish_sends(gang, 2.0) == []
     (prepare,) = sent
-    assert isinstance(prepare, orders.PrepareNode) and prepare.save is not None and prepare.resume is not None
-    assert prepare.save.path == prepare.resume.path == str(tmp_path / "there" / "checkpoints" / "ckpt_10.pt")
+    assert isinstance(prepare, orders.PrepareNode) and prepare.checkpoint is not None and prepare.resume is not None
+    assert prepare.checkpoint.path == prepare.resume.path == str(tmp_path / "there" / "checkpoints" / "ckpt_10.pt")
     executor.carry_out(d.To(3.0, "why", "node-0", orders.Prepare(3, resume)), gang, 3.0)
     executor.carry_out(d.To(3.5, "why", "node-0", orders.Start(3, "127.0.0.1", 29500, "")), gang, 3.5)
     assert world.copier is not None and len(world.copier.dropped) == 1

@@ -34,14 +34,14 @@ CRASH = reports.Exited(
 )
 
 
-def _saves(node: Node) -> reports.SaveSeen:
+def _saves(node: Node) -> reports.CheckpointSeen:
     """Let the node's rank save its fifth step, and go on; return what its agent reports of that."""
     write(node.job.checkpoints / "step-5.pt", torch_save({"step": 5}))
     found = sight(node.job.checkpoints)
     (key,) = found.groups
     group, pieces = found.groups[key], tuple(found.tree.files.values())
     part = HostPart("", str(node.job.checkpoints), 5, pieces, found.readings[key], CompletionReason.STEPS)
-    return reports.SaveSeen(1, group.key, group.series, group.main, part)
+    return reports.CheckpointSeen(1, group.key, group.series, group.main, part)
 
 
 @pytest.mark.slow

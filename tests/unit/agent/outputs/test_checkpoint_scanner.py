@@ -48,7 +48,7 @@ def test_checkpoint_is_reported_with_step_then_with_sha256(
 
     found = play(tmp_path, act)
     seen, hashed = found.reports
-    assert isinstance(seen, reports.SaveSeen) and isinstance(hashed, reports.SaveHashed)
+    assert isinstance(seen, reports.CheckpointSeen) and isinstance(hashed, reports.CheckpointHashed)
     assert (seen.attempt, seen.key, seen.series, seen.main) == (1, "step_5", "step_#", "step_5")
     part = seen.part
     assert (part.host, part.root, part.steps, part.closed_by) == (
@@ -60,7 +60,7 @@ def test_checkpoint_is_reported_with_step_then_with_sha256(
     assert [piece.name for piece in part.files] == ["step_5/a.pt", "step_5/b.pt"] and part.reading.step == 5
     digests = [hashlib.sha256((found.root / piece.name).read_bytes()).hexdigest() for piece in part.files]
     wanted = tuple(dataclasses.replace(piece, sha256=one) for piece, one in zip(part.files, digests, strict=True))
-    assert hashed == reports.SaveHashed(1, "step_5", wanted)
+    assert hashed == reports.CheckpointHashed(1, "step_5", wanted)
     assert (found.scanner.is_unfinished, found.scanner.scan_count) == (False, 6)
 
 

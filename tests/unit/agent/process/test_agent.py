@@ -260,8 +260,8 @@ def test_last_checkpoint_is_reported_before_attempt_end(tmp_path: Path) -> None:
         agent._scanner.close()
         return answers
 
-    last, *rest = [one for one in asyncio.run(play()) if not isinstance(one, reports.SaveHashed)]
-    assert isinstance(last, reports.SaveSeen) and (last.attempt, last.main) == (2, "last.pt")
+    last, *rest = [one for one in asyncio.run(play()) if not isinstance(one, reports.CheckpointHashed)]
+    assert isinstance(last, reports.CheckpointSeen) and (last.attempt, last.main) == (2, "last.pt")
     assert rest == [reports.Stopped(2, "asked")]
     assert list(run.iterdir()) == [], "errors were reported masked, and are not masked here"
 
@@ -284,7 +284,7 @@ def test_heartbeat_carries_number_of_scans(tmp_path: Path) -> None:
         return [sent for sent in line.sent if isinstance(sent, reports.Heartbeat)]
 
     (beat,) = asyncio.run(play())
-    assert (beat.attempt, beat.looks, beat.has_unfinished) == (2, 1, False)
+    assert (beat.attempt, beat.scans, beat.has_unfinished) == (2, 1, False)
 
 
 def test_last_log_lines_precede_attempt_end(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_changed_checkpoint_on_host_is_not_resumed(tmp_path: Path, deep: bool) -
     path = write(tmp_path / "checkpoints/a.pt", b"weights", SAVED_NS)
     piece = CheckpointFile("a.pt", 7, SAVED_NS, hashlib.sha256(b"weights").hexdigest())
     save = saved(1, main="a.pt", files=(piece,), locations=(FileLocation("node-0", str(path.parent)),))
-    order = replace(PREPARE, save=save, deep=deep)
+    order = replace(PREPARE, checkpoint=save, deep=deep)
     assert _prepared(tmp_path, order) == reports.Prepared(2, "", 0, ())
     write(path, b"wrights", SAVED_NS)
     found = _prepared(tmp_path, order)
@@ -384,7 +384,7 @@ def test_newer_own_folder_than_resumed_is_moved(tmp_path: Path, is_own: bool) ->
     (place / "step_6").mkdir()
     pieces = (CheckpointFile("step_5/a.pt", 7, SAVED_NS),)
     save = saved(1, main="step_5", files=pieces, locations=(FileLocation("", str(place)),))
-    assert _prepared(tmp_path / "job", replace(PREPARE, save=save)) == reports.Prepared(2, "", 0, ())
+    assert _prepared(tmp_path / "job", replace(PREPARE, checkpoint=save)) == reports.Prepared(2, "", 0, ())
     left = sorted(path.name for path in place.iterdir())
     assert left == ([".step_6.torn-attempt-1", "step_5"] if is_own else ["step_5", "step_6"])
 

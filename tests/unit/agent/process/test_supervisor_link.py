@@ -131,7 +131,7 @@ def test_reports_beyond_connection_capacity_arrive_in_order(
         pair.link.close()
         assert await pair.hear() == AgentDropped("node-0")
         for _ in range(600):  # 16 MB, after a weekend without the supervisor
-            pair.link.report(reports.SaveHashed(1, "step", files))
+            pair.link.report(reports.CheckpointHashed(1, "step", files))
         numbers: list[int] = []
         while len(numbers) < 601:
             word = await pair.hear()

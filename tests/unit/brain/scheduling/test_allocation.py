@@ -50,7 +50,7 @@ def test_preempted_gang_saves_and_requeues_at_no_cost(
     decided = job.hear(_ending(cause))
     assert only(decided, d.Judge).verdict.kind is d.VerdictKind.PREEMPTED
     stops = given(decided, orders.Stop)
-    assert [(node, stop.grace_s, stop.saves) for node, stop in stops] == [
+    assert [(node, stop.grace_s, stop.may_save) for node, stop in stops] == [
         ("n0", 30.0, True),
         ("n1", 30.0, True),
     ]
@@ -168,7 +168,7 @@ def test_returning_old_agent_is_stopped_without_grace() -> None:
     job.now_s = 10.0
     assert only(job.lent("7.1", 1, 2), d.Judge).verdict.kind is d.VerdictKind.PREEMPTED
     ((node, stop),) = given(job.hear(job.up(0, running=1)), orders.Stop)
-    assert (node, stop.saves, stop.grace_s) == ("n0", False, job.limits.break_grace_s)
+    assert (node, stop.may_save, stop.grace_s) == ("n0", False, job.limits.break_grace_s)
     job.hear(job.up(1, boot="b"))
     assert names(job.hear(job.stopped(0)), orders.Dismiss) == ["n0"]
     assert job.said[-1].attempt == 2

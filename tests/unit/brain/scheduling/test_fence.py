@@ -25,7 +25,7 @@ def _running(**limits: Any) -> Story:
 
 
 def _fences(decided: list[d.Decision]) -> list[tuple[str, float, float]]:
-    return [(node, fence.quiet_s, fence.alone_s) for node, fence in given(decided, orders.Fence)]
+    return [(node, fence.contact_timeout_s, fence.startup_timeout_s) for node, fence in given(decided, orders.Fence)]
 
 
 def _step(story: Story, count: int, after_s: float) -> list[d.Decision]:

@@ -31,7 +31,7 @@ class Training:
     # By name of the save: what each writing of it may be as a whole
     versions: dict[str, list[list[Stamps]]] = field(default_factory=dict)
     # What an agent has not seen of a name yet, by node and name
-    unseen: dict[tuple[str, str], reports.SaveSeen] = field(default_factory=dict)
+    unseen: dict[tuple[str, str], reports.CheckpointSeen] = field(default_factory=dict)
     step: int = FIRST_STEP
     lost: set[str] = field(default_factory=set)
 
@@ -40,7 +40,7 @@ class Training:
         if self.lost:
             return  # the others wait for the lost rank
         is_single = name.endswith(".pt")
-        seen: dict[str, reports.SaveSeen] = {}
+        seen: dict[str, reports.CheckpointSeen] = {}
         for node in writers:
             file = name if is_single else f"{name}/rank_{node[1:]}.pt"
             self.world.write({file: torch_save(Model(), data=bytes([self.step % 251]) * 16)}, node)
@@ -72,9 +72,9 @@ class Training:
         count = self.step
         self.said[node].append(lambda: self.world.beat(node, count, has_unfinished=has_unfinished, looks=2 * count))
 
-    def _report(self, node: str, seen: reports.SaveSeen) -> None:
+    def _report(self, node: str, seen: reports.CheckpointSeen) -> None:
         pieces = disk.hash_files(Path(seen.part.root), seen.part.files) or ()
-        digests = reports.SaveHashed(seen.attempt, seen.key, pieces)
+        digests = reports.CheckpointHashed(seen.attempt, seen.key, pieces)
 
         def report() -> None:
             self.world.desk.enter_report(self.world.at, node, seen, self.world.gang)
