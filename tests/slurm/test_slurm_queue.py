@@ -113,7 +113,7 @@ def test_reused_id_of_lost_job_is_left_alone(slurm: SlurmBox, desk: Desk) -> Non
     others = slurm.queue.sbatch("sleep 600", "--hold")
     assert others == job.slurm_id()
     status = job.status()
-    lost = f"Slurm has lost its job {others}: its id now belongs to a job in /home/trainer"
+    lost = f"Slurm lost job {others}: its id now belongs to a job in /home/trainer"
     assert (status["state"], lost in str(status["reason"])) == ("FAILED", True), status["reason"]
     desk.orch("resume", job.id)
     assert job.slurm_id() != others

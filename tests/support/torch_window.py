@@ -26,8 +26,8 @@ def answer(question):
             file.seek(0)
             return file.read()
     if b"{PENDING_HANDLER}" in question:
-        from _orch_hook.errors import pending, record_of
-        return record_of(pending()).encode() if pending() else b""
+        from _orch_hook.errors import pending_exception, to_record
+        return to_record(pending_exception()).encode() if pending_exception() else b""
     return b"{{}}"
 
 

@@ -99,7 +99,7 @@ MUTATIONS = (
         "tests/unit/core/checkpoints/test_resume_choice.py::test_retention_keeps_newest_referenced_best_and_round_steps"),
     Mutation("secrets do not reach the ranks", "orchestrator/supervisor/translation.py", "names, outer, secrets)", "names, outer, {})",
         "tests/unit/supervisor/test_supervisor.py::test_job_crashes_resumes_is_inspected_and_cancelled"),
-    Mutation("the save is not handed to the ranks", "orchestrator/supervisor/executor.py", "dataclasses.replace(full, resume=resume, checkpoint=checkpoint)", "dataclasses.replace(full, resume=None, save=checkpoint)",
+    Mutation("the save is not handed to the ranks", "orchestrator/supervisor/executor.py", "dataclasses.replace(full, resume=resume, checkpoint=checkpoint)", "dataclasses.replace(full, resume=None, checkpoint=checkpoint)",
         "tests/unit/supervisor/test_supervisor.py::test_job_crashes_resumes_is_inspected_and_cancelled"),
     Mutation("an order to look is not sent", "orchestrator/supervisor/executor.py", "        self._connections.send(node, order)\n", "        isinstance(order, orders.Inspect) or self._connections.send(node, order)\n",
         "tests/unit/supervisor/test_supervisor.py::test_job_crashes_resumes_is_inspected_and_cancelled"),

@@ -89,7 +89,7 @@ def test_unwritable_folder_is_reported(host: FakeHost, code: CodeArchive) -> Non
         for folder, mode in closed:
             folder.chmod(mode)
     assert (failure.stage, failure.retryable) == ("folder", Retryable.PERMANENT)
-    assert f"{host.home}/.orch: permission denied" in failure.reason and "let nobody write there" in failure.fix
+    assert f"{host.home}/.orch: permission denied" in failure.reason and "make it writable for" in failure.fix
 
 
 # What is damaged on the way

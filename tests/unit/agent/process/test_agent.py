@@ -39,7 +39,7 @@ START = orders.Start(2, "127.0.0.1", 29400)
 class Gone(NodeRanks):
     """Ranks that have no process: a stop finds nothing to end."""
 
-    def push(self, spared: set[int]) -> bool:
+    def continue_stop(self, spared: set[int]) -> bool:
         return True
 
 

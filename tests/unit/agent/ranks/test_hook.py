@@ -143,9 +143,11 @@ def test_two_hooks_on_path_count_once(rank: Rank) -> None:
 
 
 def test_torch_spec_and_loader_are_unchanged(rank: Rank) -> None:
+    rank.script("", "torch/cuda/__init__.py")
+    rank.script("class CUDAGraph: capture_begin = capture_end = replay = print", "torch/cuda/graphs.py")
     show = (
         "import importlib.util, importlib, sys\nprint(importlib.util.find_spec('torch').loader.exec_module)\n"
-        "import torch.optim.optimizer, colorsys\nprint(type(torch.__spec__.loader), importlib.reload(torch))\n"
+        "import torch.optim.optimizer, torch.cuda.graphs, colorsys, wave\nprint(type(torch.__spec__.loader), importlib.reload(torch))\n"
         "print([getattr(finder, '__name__', type(finder)) for finder in sys.meta_path])"
     )
     first, *rest = rank.run([sys.executable, rank.script(show)]).stdout.splitlines()
@@ -334,7 +336,7 @@ from torch.distributed import distributed_c10d as c10d
 os.environ.update(eval(sys.argv[1]))
 c10d._world = SimpleNamespace(pg_map=eval(sys.argv[2]))
 from _orch_hook import errors
-print(errors.record_of_rendezvous())
+print(errors.rendezvous_record())
 torch.distributed.rendezvous.meet()
 """
 

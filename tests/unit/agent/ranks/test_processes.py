@@ -29,7 +29,7 @@ from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.processes import NodeRanks
 from orchestrator.agent.ranks.rank_start import NodeEnvironment, RankStart
 from orchestrator.core.settings.rank_env import NodePlan
-from orchestrator.core.settings.rank_settings import Layers, SetBy, Setting
+from orchestrator.core.settings.rank_settings import EnvLayers, SetBy, Setting
 from orchestrator.core.jobdir.layout import JobDir
 from tests.support import jobs
 
@@ -37,9 +37,9 @@ root, script, grace_s = sys.argv[1:]
 job = JobDir(Path(root))
 spawn.adopt_orphans()
 settings = tuple(Setting(name, "default", SetBy.ORCH, "") for name in ("RANK", "MINE", "ORCHS"))
-layers = Layers.of(os.environ, {"RANK": "mine", "MINE": "mine"}, {})
+layers = EnvLayers.before_setup(os.environ, {"RANK": "mine", "MINE": "mine"}, {})
 made = NodeEnvironment(NodePlan(jobs.plan(), job, "node-0", 1), layers, settings, "bash", "")
-program = spawn.Program(("bash", "-c", script), made.of_a_rank({"RANK": "0"}), job.code, job.rank_log(1, 0))
+program = spawn.Program(("bash", "-c", script), made.build_env({"RANK": "0"}), job.code, job.rank_log(1, 0))
 ranks = NodeRanks(1, job, "node-0")
 ranks.begin()
 ranks.make_files((RankStart(0, 0, program),))
@@ -50,10 +50,10 @@ while "up" not in job.rank_log(1, 0).read_text():
 sys.stdin.readline()
 began_s = time.monotonic()
 ranks.stop(float(grace_s), "asked")
-while not ranks.push(set()):
+while not ranks.continue_stop(set()):
     pid, status = os.waitpid(-1, os.WNOHANG)
-    if (process := ranks.of_pid(pid)) is not None:
-        ranks.ended(process, os.waitstatus_to_exitcode(status), None)
+    if (process := ranks.find_by_pid(pid)) is not None:
+        ranks.note_exit(process, os.waitstatus_to_exitcode(status), None)
     time.sleep(0.01)
 print(json.dumps([ranks.processes[0].exit_code, time.monotonic() - began_s]))
 """
