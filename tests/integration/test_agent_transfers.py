@@ -175,12 +175,12 @@ def test_every_checkpoint_is_reported_with_files_then_hashes(tmp_path: Path) -> 
         await home.until(lambda: len(home.of(reports.CheckpointHashed)) == 2, "both hashes")
         for seen, hashed in zip(home.of(reports.CheckpointSeen), home.of(reports.CheckpointHashed), strict=True):
             assert seen.key == hashed.key == seen.main and seen.part.root == str(host.root / "checkpoints")
-            assert [piece.name for piece in seen.part.pieces] == [
+            assert [piece.name for piece in seen.part.files] == [
                 f"{seen.main}/part-0.bin",
                 f"{seen.main}/part-1.bin",
             ]
-            assert [replace(piece, sha256="") for piece in hashed.pieces] == list(seen.part.pieces)
-            for piece in hashed.pieces:
+            assert [replace(piece, sha256="") for piece in hashed.files] == list(seen.part.files)
+            for piece in hashed.files:
                 file = host.root / "checkpoints" / piece.name
                 assert piece.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
                 assert (piece.size_bytes, piece.mtime_ns) == (300_000, file.stat().st_mtime_ns)
@@ -240,7 +240,7 @@ Path(os.environ["ORCH_CHECKPOINT_DIR"], "last.pt").write_bytes(os.urandom(50_000
         kinds = [type(one) for _, one in home.heard]
         assert kinds.index(reports.CheckpointSeen) < kinds.index(reports.Stopped)
         assert home.of(reports.CheckpointSeen)[0].part.closed_by is CompletionReason.END
-        assert (await home.report(reports.CheckpointHashed)).pieces[0].sha256
+        assert (await home.report(reports.CheckpointHashed)).files[0].sha256
         assert await host.end() == 0
 
     play(tmp_path, act)

@@ -102,7 +102,7 @@ def test_submit_key_makes_one_job_of_many_submits(desk: Desk) -> None:
     with pytest.raises(UserError, match=r"the job of this key, .*, was deleted"):
         orchestrator.submit(spec, environ=desk.environ, key="night-7")
     for key in ("../x", ""):
-        with pytest.raises(UserError, match="is no key"):
+        with pytest.raises(UserError, match="is not a valid key"):
             orchestrator.submit(spec, environ=desk.environ, key=key)
 
 

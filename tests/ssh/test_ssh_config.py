@@ -87,7 +87,7 @@ def test_bastions_form_a_chain(home: Path) -> None:
 def test_circular_bastions_are_refused(home: Path) -> None:
     """A circle of bastions is refused."""
     _write(home, "Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
-    with pytest.raises(LaunchError, match="in a circle") as caught:
+    with pytest.raises(LaunchError, match="in a loop") as caught:
         resolve("a")
     assert (caught.value.stage, caught.value.retryable) == ("config", Retryable.PERMANENT)
 

@@ -252,7 +252,7 @@ def test_unanswered_request_times_out(jumps: JumpHosts, desk: Desk, monkeypatch:
     monkeypatch.setattr(connections, "FORWARD_S_MAX", 0.5)
     with _hanging(desk, "command") as port:
         opened = Connection.open(target_of(port), host_keys="accept-new", jumps=jumps)
-        with pytest.raises(LaunchError, match=r"shell: .*runs nothing in it: no answer within 0\.5 s"):
+        with pytest.raises(LaunchError, match=r"shell: .*runs no command: no answer within 0\.5 s"):
             opened.run("true")
         opened.close()
     with _hanging(desk, "forward") as port:

@@ -122,7 +122,7 @@ def test_unequal_gpu_counts_are_named_by_host(desk: Desk, tmp_path: Path) -> Non
 
 def test_silent_hosts_are_named_with_reasons(desk: Desk, tmp_path: Path) -> None:
     _configure(desk, one=_with_gpus(desk, tmp_path / "one", "NVML: Driver/library version mismatch\\n", 18))
-    with pytest.raises(ClusterError, match="no host said how many GPUs") as told:
+    with pytest.raises(ClusterError, match="no host reported how many GPUs") as told:
         fanout.count_gpus(["one", "gone"], SSH, "job.yaml")
     assert "one: shell: nvidia-smi fails: " in told.value.what and "version mismatch" in told.value.what
     assert "gone: connect: " in told.value.what
@@ -251,7 +251,7 @@ def test_collect_fetches_other_checkpoints_beside_local_one(desk: Desk, tmp_path
     account = remote_files.collect(job)
     beside = job.folder.root / "from-hosts/one/checkpoints/step-1.pt"
     assert beside.read_text() == "other" and (job.folder.checkpoints / "step-1.pt").read_text() == "at home"
-    assert account.is_complete and account.lines()[0].endswith(f"it is in {beside}")
+    assert account.is_complete and account.lines()[0].endswith(f"it was saved as {beside}")
     assert (job.folder.checkpoints / "step-2/.metadata").exists()
 
 

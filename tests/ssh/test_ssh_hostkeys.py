@@ -186,4 +186,4 @@ def test_many_threads_add_each_key_once(made: dict[str, Path], known: Path) -> N
 
 def test_accept_new_without_known_hosts_file_is_refused(made: dict[str, Path], home: Path) -> None:
     (home / ".ssh" / "config").write_text("Host *\n  UserKnownHostsFile /dev/null\n")
-    assert "no place to keep it" in _refusal(resolve("gpu07"), made["one"], "accept-new").reason
+    assert "no file to store it in" in _refusal(resolve("gpu07"), made["one"], "accept-new").reason
