@@ -1,4 +1,4 @@
-"""Close of a job whose end only Slurm knows: a request states the end, and a supervisor without nodes ends the job.
+"""End of a job that only Slurm knows to have ended: a request states it, and a supervisor without nodes ends the job.
 
 Rules: one command at a time does it, and the others wait. Only the supervisor, started on this machine, writes to the
 job beyond the request.

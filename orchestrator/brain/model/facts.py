@@ -283,7 +283,7 @@ class Facts:
 
     @property
     def checkpoint(self) -> ResumePoint | None:
-        """The checkpoint of `choice`, as an attempt is given it."""
+        """The checkpoint of `checkpoint_choice`, as an attempt gets it."""
         save = self.checkpoint_choice.checkpoint
         return None if save is None else ResumePoint(save.path, save.step, save.number)
 

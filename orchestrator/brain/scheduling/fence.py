@@ -1,4 +1,4 @@
-"""The fence: how long an agent without contact lets its ranks run, and how long the supervisor waits for that.
+"""Fence: how long an agent without contact lets its ranks run, and how long the supervisor waits for that.
 
 Agent: without contact and without proof of a whole gang it stops its ranks after a time that it was given.
 - A step proves that all ranks had made the one before it. So the agent counts from the step before the last.

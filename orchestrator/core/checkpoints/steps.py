@@ -1,4 +1,4 @@
-"""The job's step of a checkpoint, and the step at which its attempt really started. Pure.
+"""Step of the job at a checkpoint, and the step at which its attempt really started. Pure.
 
 - The step that a checkpoint states is preferred to the counted one, unless stated steps go back while steps are made, as
   the step of an epoch does.

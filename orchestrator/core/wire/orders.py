@@ -1,4 +1,4 @@
-"""What a supervisor sends to an agent: orders, each with its attempt, and how far reports have arrived.
+"""Orders of a supervisor to an agent, each with its attempt, and acknowledgements of reports.
 
 The brain's decision `To` holds an order, which is sent as it is; only `Prepare` is sent as a `PrepareNode`.
 """

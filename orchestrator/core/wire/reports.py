@@ -1,7 +1,7 @@
-"""What an agent tells its supervisor: each report of an attempt names it.
+"""Reports of an agent to its supervisor, each with its attempt.
 
-The brain's event `FromNode` holds the report as it is. Reliable reports carry a sequence number and are sent again until they are acknowledged; `Hello`, `Heartbeat` and chunks
-are not.
+The brain's event `FromNode` holds the report as it is. Reliable reports carry a sequence number and are sent again
+until they are acknowledged; `Hello`, `Heartbeat` and chunks are not.
 """
 
 from __future__ import annotations
