@@ -1,4 +1,4 @@
-"""Backend and its value types: how an agent gets onto a node. Backends make no decisions."""
+"""Interface of a backend, which starts agents on nodes, and its value types. Backends make no decisions."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ the facts, each with its reason, and when to call it again. The caller's duties,
 2. call `decide`; write what was learned and what was decided to the journal; only then
 3. give each decision to `learn`, and carry it out; then call `decide` again until it returns no decision.
 
-Heartbeats are too many to be journaled one by one. `Brain.beats_before` returns them coalesced to one for each node;
-they go to the journal before the next line of any other kind except checkpoints, and before that line is learned. A
-connection that no longer brings heartbeats is broken: close it and learn `AgentDisconnected`. When `decide` is called
-more than `SLEPT_S` later than it requested, the machine was suspended: drop all connections and learn `SupervisorStarted`
-first, since a silence while no supervisor could listen is not evidence.
+Heartbeats are too many to be journaled one by one. `Brain.heartbeats_before` returns them coalesced to one for each
+node; they go to the journal before the next line of any other kind except checkpoints, and before that line is learned.
+A connection that no longer brings heartbeats is broken: close it and learn `AgentDisconnected`. When `decide` is called
+more than `SLEEP_S_MIN` later than it requested, the machine was suspended: drop all connections and learn
+`SupervisorStarted` first, since a silence while no supervisor could listen is not evidence.
 
-When a queue system lends the nodes, learn `AllocationBegan` first in each allocation, then `Planned` with its nodes,
+When a queue system provides the nodes, learn `AllocationBegan` first in each allocation, then `Planned` with its nodes,
 then `SupervisorStarted`, and decide only after them. After `Requeue` the caller only has to leave.
 
 Replaying a journal through `learn` alone gives the same facts, so a new supervisor continues from the journal of a dead one.

@@ -1,4 +1,4 @@
-"""The brain itself: `learn` and `decide`. The package's docstring states the caller's duties."""
+"""Class `Brain`: `learn` and `decide`. The package's docstring states the caller's duties."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ COMPARE_S_MAX = 4 * 3_600.0
 
 
 class Brain:
-    """Facts of one job, and the decisions that follow from them. `beaten_at`: for each node with heartbeats not journaled yet, when
-    the last of them came."""
+    """Facts of one job, and the decisions that follow from them. `heartbeat_at`: for each node with heartbeats not
+    journaled yet, when the last of them came."""
 
     def __init__(self, facts: Facts | None = None, heartbeat_at: dict[str, float] | None = None) -> None:
         self.facts = Facts() if facts is None else facts

@@ -1,4 +1,4 @@
-"""Notices: what a person should know about how a job is set up. They affect no rank; each is given once.
+"""Notices: remarks for a person on how a job is set up or ended. They affect no rank; each is given once.
 
 Independent ranks: the job has several ranks, each makes steps, and none has formed a process group with another, so that
 each trains its own copy. There is no notice once one rank has a group, or where that is unknown: a script may form its

@@ -1,4 +1,4 @@
-"""Types of verbs and values of the command line, in addition to click's own."""
+"""Command and parameter types of the command line, in addition to click's own; and the verbs with their modules."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Collection of a job's results: its logs, checkpoints and evidence copied to one folder; and the local place of files fetched
-from its hosts."""
+"""Collection of a job's results: its logs, checkpoints and evidence copied to one folder; and the local path of each
+file fetched from its hosts."""
 
 from __future__ import annotations
 

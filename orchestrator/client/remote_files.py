@@ -212,7 +212,7 @@ class _Fetcher:
     """Fetcher of a job's files from its hosts, which may share a disk: each file is fetched by one thread at a time."""
 
     def __init__(self, job: JobDir, plan: Plan, limit: RateLimit, others_bytes_max: float) -> None:
-        """`others_bytes_max`: see `Arrivals.too_large`."""
+        """`others_bytes_max`: see `FetchTargets.too_large`."""
         self._job = job
         self._root = _sftp_path(remote_root(plan))
         self._brought = host_listing.sizes_in_archive(job)

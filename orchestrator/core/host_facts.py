@@ -1,5 +1,5 @@
 """Facts about a host: hardware that decides the settings of ranks, and what a check gathers: resources, GPUs, and the
-ranks' Python. Pure data; -1 or an empty text: not known."""
+ranks' Python. Pure data; -1 or an empty text: unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mask that keeps secrets out of all output: their values, and their encoded forms, become `***`.
+"""Mask that keeps secrets out of logs and all other output: their values, and their encoded forms, become `***`.
 
 A value shorter than `SECRET_CHARS_MIN` stays: hiding every `0` would hide the text. A text is masked before it is cut.
 Where the cutting side knows no secrets (a node), a part of a secret may remain at an end of a long text: then as much as the

@@ -1,4 +1,4 @@
-"""Options of another program, as its command line takes them. Standard library only, and pure.
+"""Command-line options of another program: a table of them, and their parser. Standard library only, and pure.
 
 Rules, those of getopt_long: an option that is not in the table is an error. A long name may be abbreviated while it is
 unique. Short options without a value may be combined. In long names `_` and `-` are equal, as in many argparse programs.

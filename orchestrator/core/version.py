@@ -1,1 +1,3 @@
+"""Version of orch."""
+
 VERSION = "0.2.0"

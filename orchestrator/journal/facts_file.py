@@ -3,7 +3,7 @@
 Rules: only the supervisor writes it, as a whole and durably, and never for more than is on disk of the journal. It saves
 time, and adds what heartbeats have reported since the journal's last line; without it the journal is replayed from the
 beginning. So a file that is damaged, of another version of orch, or does not match its journal is ignored. A journal
-that is shorter than the recorded position was cut: see `lost_journal`.
+that is shorter than the recorded position was cut: see `journal_integrity`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Goodput: how each rank spent its time, from the journal alone, and how much of it advanced the training.
 
 The terms are those of Google's ml-goodput-measurement: goodput is the productive share, badput the rest by its kind.
-Pure, except `read`: entries in, spans out. Rules, in the order of a job's life:
+Pure, except `read`: entries in, spans out. Rules, in the order of a job's phases:
 
 1. Queued: from the job's submission to its first attempt, and whenever it has no machines.
 2. Startup: the first attempt, and one after a queue or a resume, until its first new step. Recovering: any other attempt

@@ -2,8 +2,8 @@
 continues from it.
 
 Rules: a decision is on disk before it is carried out. Heartbeats are coalesced to one a node, see
-`Brain.beats_before`, so that a replay has the input of each decision without a line per second. Reports lack what has its default,
-as on the wire. A torn last line is tolerated, no other damage.
+`Brain.heartbeats_before`, so that a replay has the input of each decision without a line per second. Reports lack what
+has its default, as on the wire. A torn last line is tolerated, no other damage.
 """
 
 from __future__ import annotations
@@ -223,6 +223,6 @@ class SuspendDetector:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
 
     def has_suspended(self) -> bool:
-        """Return whether the machine slept for longer than `worth_s` since the last call."""
+        """Return whether the machine was suspended for longer than `suspend_s_min` since the last call."""
         before_s, self._ahead_s = self._ahead_s, self._lead_s()
         return self._ahead_s > before_s + self._suspend_s_min

@@ -53,7 +53,7 @@ class JournaledBrain:
         return self._clock.now_s()
 
     def learn(self, news: News) -> None:
-        """Journal and learn. Heartbeats are learned at once and journaled coalesced, see `Brain.beats_before`."""
+        """Journal and learn. Heartbeats are learned at once and journaled coalesced, see `Brain.heartbeats_before`."""
         if not e.is_heartbeat(news):
             self._write(news)
             return

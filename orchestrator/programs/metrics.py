@@ -1,4 +1,4 @@
-"""Metrics of the jobs of a job home, for Prometheus: read from their folders; no process is started and no host asked.
+"""Prometheus metrics of all jobs of a job home, read from their folders; no process is started and no host asked.
 
 Rules: base units; a job is `job_id`, since `job` is Prometheus' own label; shown are running jobs and those that
 ended within a day, and the ranks of no more than `RANKS_MAX`. What an ended job's journal comes to is kept between scrapes.

@@ -1,4 +1,4 @@
-"""Wait for a job's end, or until it needs a person."""
+"""Wait of `orch wait`: until a job has ended or needs a person, and what the person is needed for."""
 
 from __future__ import annotations
 

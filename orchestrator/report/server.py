@@ -92,7 +92,7 @@ class Site:
         self._overlook = OverviewReader(place)
 
     def app(self) -> Starlette:
-        """Return the pages as an application, without the guard."""
+        """Return the pages as an application, without the request filter."""
         job = f"{self._root}/jobs/{{job}}"
         return Starlette(
             routes=[

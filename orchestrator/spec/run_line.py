@@ -1,4 +1,4 @@
-"""Job without a file: the job file that a call of `orch run` or `orchestrator.run` is equal to.
+"""Job file equivalent to a call of `orch run` or `orchestrator.run`.
 
 Rules: a field that is not given is not written. A fault names the option or argument that set the field, not a line of a
 file that the user never wrote.

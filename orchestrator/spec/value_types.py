@@ -1,4 +1,4 @@
-"""Kinds of values in a job file: pydantic's own, and readers of the kinds that pydantic does not have.
+"""Types of values in a job file: pydantic's own, and parsers for types that pydantic lacks.
 
 Rules: a value comes as the text that was written. A ValueError is the rest of a sentence that begins with the field.
 Nothing here reads the disk or knows another field.

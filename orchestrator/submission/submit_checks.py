@@ -1,5 +1,5 @@
 """Checks of a submit or a resume before anything is created: refusals for what this machine lacks and for overrides without
-effect, and warnings about what is allowed but hardly meant."""
+effect, and warnings about what is allowed but probably a mistake."""
 
 from __future__ import annotations
 

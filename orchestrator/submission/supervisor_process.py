@@ -68,8 +68,8 @@ START_S_MAX = 30.0
 
 @ownership.restricted_umask()
 def start_supervisor(job: JobDir) -> None:
-    """Start the job's supervisor under its guard, detached, and wait until it listens. Raises ClusterError when it does
-    not start, and UserError for a job that is not this user's alone."""
+    """Start the job's supervisor under its watchdog, detached, and wait until it listens. Raises ClusterError when it
+    does not start, and UserError for a job that is not this user's alone."""
     import subprocess
 
     from orchestrator.journal import journal_integrity

@@ -1,4 +1,4 @@
-"""The supervisor's connections to agents: which agents are connected, and what each one sends.
+"""Connections of the supervisor to agents: which agents are connected, and what each one sends.
 
 Rules: a peer that fails authentication (wrong token, job or protocol) is disconnected. A node has one connection, and a
 new one replaces the old. The reports that an agent had kept are delivered before `AgentReady`.

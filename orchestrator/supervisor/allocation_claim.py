@@ -1,4 +1,4 @@
-"""The supervisor in an allocation of a queue system: the nodes that it puts into the plan, the claim in the job
+"""Supervisor in an allocation of a queue system: the nodes that it puts into the plan, the claim in the job
 folder, why it leaves, and its exit codes for the batch script, see `templates/slurm.sh.j2`."""
 
 from __future__ import annotations

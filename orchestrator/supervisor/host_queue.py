@@ -1,4 +1,4 @@
-"""The queue of a job home: jobs that want the same hosts are served in the order of their submits.
+"""Host queue of a job home: jobs that want the same hosts are served in the order of their submits.
 
 Rules: leases keep jobs apart, but do not order them: without a queue a job of many hosts would wait for as long as
 smaller jobs keep coming. A ticket is a file `queue/<time of submit>-<job id>` in the job home, which names the hosts.

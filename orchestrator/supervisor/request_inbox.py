@@ -1,4 +1,4 @@
-"""The requests folder as the supervisor reads it: each new request once, by number, as an event of the brain.
+"""Inbox of the supervisor, the requests folder: each new request once, by number, as an event of the brain.
 
 Deleting the folder of a running job counts as a request for its end.
 """

@@ -1,4 +1,4 @@
-"""The end of a post-mortem: where a resume would start, and the next commands, ready to copy. Pure."""
+"""Last lines of a post-mortem: where a resume would start, and the next commands, ready to copy. Pure."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SUPERVISORS_MAX = 20
 """More of them than lines fit into the last page of a journal, which is there although the disk is full."""
 
 FULL_S = 12.0
-"""Longer than a sleep that counts, see `SLEPT_S`."""
+"""Longer than a sleep that counts, see `SLEEP_S_MIN`."""
 
 SILENT = (
     STEPPER.replace("os.write(1,", "(lambda *_: None)(1,")

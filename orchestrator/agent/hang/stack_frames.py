@@ -1,4 +1,4 @@
-"""Places in the stack of a Python thread, and what they mean.
+"""Frames of a Python stack that show what the thread does: wait in a collective, load data, save a checkpoint.
 
 They are recognised by file and function of the frames between the innermost one and the user's own: what the user's code
 has called.

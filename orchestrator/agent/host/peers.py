@@ -1,4 +1,4 @@
-"""Links between nodes, measured: a listener on the ports that ranks would use, and dials to it from the other nodes.
+"""Measurement of links between nodes: a listener on the ports that ranks would use, and dials to it from other nodes.
 
 A dial proves that the intended node answers (see `rendezvous.probe`), then takes the round trip of a byte, the best of
 several, and sends for a short time; the listener counts what arrives. All waits are bounded.

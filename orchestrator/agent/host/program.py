@@ -1,4 +1,4 @@
-"""The ranks' Python on this node, asked by `program_probe`, and an all-reduce of it with other nodes, by `reduce_rank`."""
+"""Check of the ranks' Python on this node (`program_probe`), and its all-reduce with other nodes (`reduce_rank`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call of a launcher as a shim reports it: what it asks for, and the environment of its ranks. Pure."""
+"""Launcher call as a shim reports it: the ranks that it asks for, and their environment. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gangs that orch has not started: what the hook notes of them, and when the attempt ends.
+"""Gangs that orch has not started: what the hook records of them, and when they end the attempt.
 
 1. Below the ranks of a node: each of its several ranks calls a launcher, or two processes with the same numbers train below all
    of them. So they are copies that never meet. One rank a node may start processes as it likes.

@@ -1,5 +1,5 @@
-"""Options of launchers, as far as a shim needs them: which words are a rank's program, how many ranks are asked for, what
-the launcher adds to the program's own words, and which options orch replaces.
+"""Options of launchers, as far as a shim needs them: which arguments are a rank's program, how many ranks are asked
+for, which arguments the launcher adds to the program's, and which options orch replaces.
 
 Rules: an option that is in no table is a mistake, as it is for the launcher. Accelerate's options are read by Accelerate itself, see
 `accelerate_env`. Those of srun are in `sbatch_options`. Tables are of torch 2.13, DeepSpeed 0.19, Lightning 2.6, Slurm 22.05 to 25.11 and Open MPI 5.

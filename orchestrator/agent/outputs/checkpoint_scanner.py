@@ -1,4 +1,4 @@
-"""Checkpoint scanner of an agent: finds checkpoints, reports them, and hashes them when nothing else is to be done.
+"""Checkpoint scanner of an agent: finds checkpoints, reports them, and hashes them when it is idle.
 
 It scans `checkpoint.path`, the ranks' working folder, and other folders in which a rank's hook has seen writes. Scans and the
 reading of formats run in a thread, so neither heartbeats nor orders wait for a slow disk or 100,000 files. Slow scans are

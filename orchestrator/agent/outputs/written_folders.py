@@ -1,4 +1,4 @@
-"""Folders in which ranks may write checkpoints among much else: the working folder, or one in which hooks have seen writes.
+"""Folders in which ranks may write checkpoints among other files: the working folder, or one where hooks saw writes.
 
 - A folder in which a rank has written is scanned as a whole, also behind a link.
 - Of a folder that was there when the attempt began, files count that may be checkpoints by their names. One with more than

@@ -1,4 +1,4 @@
-"""What an agent does without its supervisor: it fences its ranks, and on Slurm it requeues the job or leaves.
+"""Agent without its supervisor: the fence of its ranks, and on Slurm the requeue of a job whose batch host is lost.
 
 Fence: only steps prove that the gang is complete, since a cut-off rank may keep writing logs. Ranks without a step
 in their attempt have a limit of their own. So have ranks that have stepped for long without contact: their supervisor is
@@ -42,7 +42,7 @@ def no_contact_s_max(has_pending: bool) -> float:
 
 class AgentFence:
     """The times (s) that hold for this agent: `base_s` until the supervisor sends others, None for no fence at all;
-    `away_s` while the supervisor is disconnected, if that is longer."""
+    `disconnected_timeout_s` while the supervisor is disconnected, if that is longer."""
 
     def __init__(self, base_s: float | None, disconnected_timeout_s: float = 0.0) -> None:
         self._contact_timeout_s, self._disconnected_timeout_s = base_s, disconnected_timeout_s

@@ -1,4 +1,4 @@
-"""Connection of an agent to its supervisor: dials, greets, receives orders, resends unacknowledged reports, redials.
+"""Connection of an agent to its supervisor: login, orders, reports until they are acknowledged, reconnection.
 
 Acknowledgements of fresh heartbeats prove contact, counted from when the heartbeat was sent: so the agent considers itself
 lost before the supervisor does.

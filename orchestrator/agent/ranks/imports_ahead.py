@@ -2,7 +2,7 @@
 
 Loaded by `template.py` under a name that no program sees, and by no other way in a job.
 
-Rules: standard library only, and readable for Python 3.8, as in `rank/hook`.
+Rules: standard library only, and readable for Python 3.8, as in `ranks/hook`.
 """
 
 # ruff: noqa: PTH206, PTH109, PTH110, PTH115, PTH116, PTH118, PTH120, PTH208, RUF012

@@ -1,6 +1,6 @@
 """Rank processes of one attempt on this node: started, observed, and stopped with all their descendants.
 
-Times are this host's monotonic seconds. Nothing here blocks: the agent calls `push` until it returns True.
+Times are this host's monotonic seconds. Nothing here blocks: the agent calls `continue_stop` until it returns True.
 """
 
 from __future__ import annotations

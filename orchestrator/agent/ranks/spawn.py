@@ -1,5 +1,5 @@
-"""Program of a rank: its start as a new interpreter, where it is no fork of a template (see `warm`), and the processes in it
-that get a warning to save a checkpoint.
+"""Start of a rank as a new interpreter, where it is not forked from a template (`warm_start`); and the processes of a
+rank that are warned to save a checkpoint.
 
 Each program leads a session of its own, and dies with its agent (PR_SET_PDEATHSIG). Its output goes straight to a file, so that
 no reader can slow it or lose a byte of it.

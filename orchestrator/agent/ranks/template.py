@@ -7,7 +7,7 @@ rank `pid` or `error`.
 What is imported must leave the process as a fork needs it: see `imports_ahead`. Else the template ends and names the module. A rank is a child of the agent, not of the
 template: the process between them ends at once, and the agent is the nearest subreaper.
 
-Rules: standard library only, and readable for Python 3.8, as in `rank/hook`.
+Rules: standard library only, and readable for Python 3.8, as in `ranks/hook`.
 """
 
 # ruff: noqa: PTH100, PTH104, PTH109, PTH118, PTH120, PTH123, RUF063

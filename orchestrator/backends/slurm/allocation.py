@@ -1,5 +1,5 @@
-"""Allocation: the nodes that Slurm has lent to this job, and a thread that checks, on hints, whether Slurm takes them
-away.
+"""Allocation: the nodes that Slurm has allocated to this job, and a thread that checks, on hints, whether Slurm takes
+them away.
 
 Hints are signals to this process (USR1: the time limit is near; TERM: the end) and an agent's report that its node's
 processes were signalled to end: where a grace period begins, Slurm signals the steps and not the batch script.

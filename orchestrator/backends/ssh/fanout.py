@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def fan_out(hosts: Sequence[str], task: Callable[[str], T], limit_s: float, at_once: int) -> dict[str, T | LaunchError]:
-    """Return each host's result, in the order of the hosts. What a visit raises is raised here."""
+    """Return each host's result, in the order of the hosts. What the task raises for a host is raised here."""
     results: dict[str, T | LaunchError] = {}
     done: queue.SimpleQueue[tuple[str, T | BaseException]] = queue.SimpleQueue()
     slots, deadline_s = threading.BoundedSemaphore(at_once), time.monotonic() + limit_s

@@ -1,9 +1,9 @@
 """Host worker: the thread that launches the agent of one host and keeps the connection to it open.
 
 Rules: the wish (`HostWish`, written by other threads) and the observation (`HostObservation`, written by the worker's
-thread) are kept apart; one lock guards both. `_due` picks the next action from both. An action that fails changes
-neither the wish nor other hosts. A wish that comes during an action outlives it. The worker decides nothing: whether a
-launch is tried again is the brain's decision.
+thread) are kept apart; one lock protects both. `_next_due` picks the next action from both. An action that fails
+changes neither the wish nor other hosts. A wish that comes during an action outlives it. The worker decides nothing:
+whether a launch is tried again is the brain's decision.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class HostWorker:
         return None, min(connection_s, agent_s) - now_s
 
     def _due_to_hang_up(self, now_s: float) -> tuple[HostAction | None, float]:
-        """Like `_due` for a connection that is released: it stays open for threads that may still use it."""
+        """Like `_next_due` for a connection that is released: it stays open for threads that may still use it."""
         requested_s = self._schedule.connection_check_requested_s
         if now_s >= requested_s:
             return HostAction.CHECK_CONNECTION, 0.0

@@ -1,4 +1,4 @@
-"""Decisions of the brain. Each is stamped `at` (job clock, seconds), names its attempt, and says why in one line."""
+"""Decisions of the brain. Each is stamped `at` (job clock, seconds), names its attempt, and has a reason in one line."""
 
 from __future__ import annotations
 

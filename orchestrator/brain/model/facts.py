@@ -283,7 +283,7 @@ class Facts:
 
     @property
     def checkpoint(self) -> ResumePoint | None:
-        """The checkpoint of `choice`, as an attempt is given it."""
+        """The checkpoint of `checkpoint_choice`, as an attempt gets it."""
         checkpoint = self.checkpoint_choice.checkpoint
         return None if checkpoint is None else ResumePoint(checkpoint.path, checkpoint.step, checkpoint.number)
 

@@ -1,5 +1,5 @@
 """Checkpoints in the brain: the progress of an attempt by its checkpoints, the notice that steps differ, and checkpoints
-that are distrusted. `core.checkpoints.choice` chooses the newest one.
+that are distrusted. `core.checkpoints.resume_choice` chooses the newest one.
 
 A checkpoint is distrusted when attempts cannot resume from it: a rank raised while loading it, or two attempts from it
 failed in the same way before their first step. The next older one is used. If the job ends before an attempt makes

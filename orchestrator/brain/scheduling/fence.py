@@ -1,6 +1,6 @@
-"""The fence: how long an agent without contact lets its ranks run, and how long the supervisor waits for that.
+"""Fence: how long an agent without contact lets its ranks run, and how long the supervisor waits for that.
 
-Agent: without contact and without proof of a whole gang it stops its ranks after a time that it was given.
+Agent: without contact and without proof of a complete gang it stops its ranks after a time that it was given.
 - A step proves that all ranks had made the one before it. So the agent counts from the step before the last.
 - The time grows with the pauses between two steps that the job has shown; and, while the ranks of a node have made no
   step in their attempt, with how long they were seen to print, read and write.

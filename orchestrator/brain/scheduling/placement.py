@@ -1,8 +1,8 @@
 """Placement of an attempt on a pool of hosts: which hosts are launched, used, kept as spares or released, and the verdict if too few can be used.
 
 Hosts are taken in the user's order; a rank stays on its host as long as that host is up; spares run next to the gang and
-step in at once. A job holds no host while it waits for another one that is busy, so two jobs cannot block each other;
-earlier jobs of the same submit machine go first. Nothing here applies to nodes whose ranks the plan has fixed.
+replace a lost host at once. A job holds no host while it waits for another one that is busy, so two jobs cannot block
+each other; earlier jobs of the same submit machine go first. Nothing here applies to nodes whose ranks the plan has fixed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mask of a job's secrets, read from its folder."""
+"""Secrets of a job, loaded from its folder as the `Mask` that hides them (`core.mask`)."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ Each reader is chosen by content, reads little, and executes nothing:
   files with offsets and lengths.
 - `….index.json` names the files of sharded weights; `…-00001-of-00002…` says how many there are.
 - `trainer_state.json` of the HF Trainer, which it writes last, has the step, and which checkpoint is best. Any other
-  `.json` is whole JSON, or lines of it.
+  `.json` is complete JSON, or lines of it.
 A file of another format, or one that is too large to be read, proves nothing.
 """
 

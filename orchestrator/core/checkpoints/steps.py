@@ -1,9 +1,9 @@
-"""The job's step of a checkpoint, and the step at which its attempt really started. Pure.
+"""Step of the job at a checkpoint, and the step at which its attempt really started. Pure.
 
 - The step that a checkpoint states is preferred to the counted one, unless stated steps go back while steps are made, as
   the step of an epoch does.
-- A script that did not resume from its given checkpoint is found by its own checkpoints: the step that one states, less
-  the steps of its attempt, is another start; so is a numbered name that an earlier attempt has written.
+- A script that did not resume from its given checkpoint is recognised by its own checkpoints: the step that one states,
+  less the steps of its attempt, is another start; so is a numbered name that an earlier attempt has written.
 - Stated steps show that only if one stated step is one counted step: an iteration of PPO has several.
 """
 

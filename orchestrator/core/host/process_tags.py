@@ -1,4 +1,4 @@
-"""Tags of a job's processes: an environment variable by which they are known, even when their parents are gone.
+"""Tags of a job's processes: an environment variable that identifies them, even when their parents are gone.
 
 A tag has the job, the node, and the job's folder by device and inode: a copy of the folder is another folder, one that was
 renamed or mounted elsewhere is the same. What a supervisor starts without a separate tag has the supervisor's, which

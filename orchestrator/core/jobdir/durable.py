@@ -1,7 +1,7 @@
 """Files that survive a power cut: write next to the file, fsync, replace, fsync the folder; and the append-only line log.
 
 Rules: a reader sees the old text or the new, never half of one; a private file is never readable by others, not even
-for an instant; an appended line is whole or it is the last.
+for an instant; an appended line is complete or it is the last.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ def send(folder: Path, action: str, **more: str) -> int:
     """Write a request and return its number; two at once get two numbers.
 
     `action`: cancel; restart; look, for an inspection; resume, with `save`, its number or 0; or allocation_ended, with
-    `allocation`, `cause` (a value of `Cause`) and `why`. Raises UserError for another user's job and for a copy, and
-    ClusterError when the disk refuses.
+    `allocation`, `cause` (a value of `AllocationEndCause`) and `why`. Raises UserError for another user's job and for a
+    copy, and ClusterError when the disk refuses.
     """
     try:
         return _send(folder, action, more)

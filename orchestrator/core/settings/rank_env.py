@@ -1,4 +1,4 @@
-"""Environment and arguments of a rank: torchrun's contract, from the plan and the rank's place in the gang. Pure."""
+"""Environment and arguments of a rank: torchrun's contract, from the plan and the rank's numbers in the gang. Pure."""
 
 from __future__ import annotations
 

@@ -94,8 +94,9 @@ def parse_setting(text: str) -> Setting | None:
 
 @dataclass(frozen=True, slots=True)
 class EnvLayers:
-    """Layers of the environment that the ranks of a node share: the host's environment, what the job adds, and all that is given in the
-    end. `agent.ranks.rank_start.rank_environment` adds orch's settings, which yield to it, and a rank's own variables."""
+    """Layers of the environment that the ranks of a node share: the host's environment, what the job adds, and all that
+    is given in the end. `agent.ranks.rank_start.NodeEnvironment.build_env` adds orch's settings, which yield to it, and
+    a rank's own variables."""
 
     host: Mapping[str, str]
     job: Mapping[str, str]

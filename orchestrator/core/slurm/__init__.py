@@ -1,1 +1,1 @@
-"""Slurm's own words: commands and their output, job states, sbatch options, host lists, step variables."""
+"""Slurm's interface: commands and their output, job states, sbatch options, host lists, step variables."""

@@ -35,7 +35,7 @@ class AgentConfig:
     finds_checkpoints: bool
     ships: bool
     needs: LeaseNeeds
-    # The GPUs that its agent monitor has leased; only the keeper fills them in
+    # The GPUs that its agent monitor has leased; only the monitor fills them in
     gpus: tuple[str, ...] = ()
     # By which the processes of the job on this node are known; only the agent monitor fills it in
     tag: str = ""

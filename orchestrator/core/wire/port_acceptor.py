@@ -1,7 +1,7 @@
 """Acceptor of connections on a port that strangers can reach.
 
-Rules: the peers that have not shown who they are have a limit in number and in time; at the limit, further ones wait in
-the kernel's backlog. When the host has no descriptor or memory left, accepting pauses and is tried again.
+Rules: unauthenticated peers have a limit in number and in time; at the limit, further ones wait in the kernel's
+backlog. When the host has no descriptor or memory left, accepting pauses and is tried again.
 """
 
 from __future__ import annotations

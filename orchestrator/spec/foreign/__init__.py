@@ -1,1 +1,1 @@
-"""Lines, scripts and job files of other launchers: what starts them, and what they say of a job's size. Pure."""
+"""Launch lines and sbatch scripts: the launcher that a line starts, and its numbers of nodes and ranks. Pure."""

@@ -1,4 +1,4 @@
-"""Launchers by name: what a line starts, and the counts that a plain line gives. Pure.
+"""Launchers such as torchrun, by name: which one a line starts, and its numbers of nodes and ranks. Pure.
 
 Rules:
 1. A launch line is run by a shell on each node, and not parsed: only the words that start it are inspected here.

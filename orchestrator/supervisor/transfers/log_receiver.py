@@ -1,4 +1,4 @@
-"""The supervisor's side of log shipping: chunks of nodes' files go into the job folder.
+"""Log receiver, the supervisor's side of log transfer: chunks of nodes' files go into the job folder.
 
 Rules: a node may write only files of the kinds that are shipped (`core/wire/shipped_files`), and only beyond the end
 of the file here: nothing in the job folder is ever overwritten or cut. A full disk costs only time.

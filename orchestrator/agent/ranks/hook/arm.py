@@ -1,4 +1,4 @@
-"""Arming of the hook in one process of a rank.
+"""Activation of the hook in one process of a rank.
 
 In each process it answers the stack signals and notes an uncaught exception. Once torch is imported it starts torch's
 worker server, counts optimizer steps and collectives, and notes whether the rank has formed a process group.

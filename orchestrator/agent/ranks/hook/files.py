@@ -2,7 +2,7 @@
 
 Python's audit events report each `open` and rename; torch and safetensors open files in C++ and Rust, so functions of theirs
 are wrapped to report the names first. A record is a line in the rank's folder. From these the agent knows where and at which
-step a script writes checkpoints, and which checkpoint it has begun from.
+step a script writes checkpoints, and which checkpoint it has resumed from.
 """
 
 # No pathlib: it would cost every interpreter start 5 ms.

@@ -1,4 +1,4 @@
-"""Launchers that a Python starts or is, and gangs that orch has not started.
+"""Launchers that a node's script runs in Python and not through a shim, and gangs that orch has not started.
 
 1. Where PATH does not lead to a shim, as in `python -m torch.distributed.run` or `/opt/env/bin/torchrun`, a Python of a
    node's script is the launcher: it becomes the shim before it has imported anything.

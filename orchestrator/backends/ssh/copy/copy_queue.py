@@ -1,10 +1,10 @@
-"""Queue of bulk copies: a few at once, in threads; each is tried again when its connection broke.
+"""Queue of bulk copies: a few at once, in threads; each is retried after its connection broke.
 
 Rules: one copy at a time for each host and direction, the newest first, since older checkpoints are soon deleted on
 their hosts. With a speed limit only one copy moves at a time, so that the limit holds for all together. Fetched bytes are
 compared on their way: rsync compares its own check sum of each file, after which the host is asked whether the files are
 still as they were; SFTP's are hashed as they come. They are synced to the disk before the copy is reported. A broken copy
-is begun again while it is wanted; a copy that cannot succeed is reported with the reason.
+is restarted while it is needed; a copy that cannot succeed is reported with the reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Events in, verdicts out: the rules of `brain/diagnose.py`."""
+"""Events in, verdicts out: the rules of `brain/diagnosis/diagnose.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks in, verdicts out: the rules of `brain/hang.py` and `brain/collectives.py`."""
+"""Inspections in, verdicts out: the rules of `hang.py` and `collectives.py` in `brain/diagnosis/`."""
 
 from __future__ import annotations
 

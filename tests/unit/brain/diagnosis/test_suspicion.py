@@ -1,4 +1,4 @@
-"""Events in, looks out: the rules of `brain/suspicion.py` and `brain/looks.py`."""
+"""Events in, inspections out: the rules of `suspicion.py` and `inspections.py` in `brain/diagnosis/`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events in, decisions out: a job whose nodes a queue system lends; the rules of `brain/allocation.py`."""
+"""Events in, decisions out: a job whose nodes a queue system provides; the rules of `brain/scheduling/allocation.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events in, decisions out: which hosts of a pool an attempt uses; the rules of `brain/placement.py`."""
+"""Events in, decisions out: which hosts of a pool an attempt uses; the rules of `brain/scheduling/placement.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Events in, decisions out: where ranks meet, and who cannot; the rules of `brain/meeting.py`."""
+"""Events in, decisions out: the address where ranks meet, and nodes that cannot reach it; see
+`brain/scheduling/rendezvous.py`."""
 
 from __future__ import annotations
 
