@@ -23,7 +23,7 @@ from orchestrator.brain.brain import Brain
 from orchestrator.brain.diagnosis.suspicion import SIGNS
 from orchestrator.brain.model.facts import Facts
 from orchestrator.cli.group import cli
-from orchestrator.journal.journal_file import content
+from orchestrator.journal.journal_file import unwrap_message
 from orchestrator.spec import load
 from orchestrator.spec.value_types import DURATION, LINE, PATTERNS, WHOLE_MAX
 from orchestrator.spec.yaml_document import quote_value
@@ -232,7 +232,7 @@ def steps(seeds: Iterable[int]) -> set[Step]:
         brain, plans = Brain(), 0
         before: dict[tuple[object, ...], str] = {}
         for news in world.journal.replay():
-            name = type(content(news)).__name__
+            name = type(unwrap_message(news)).__name__
             # An attempt that continues on other nodes keeps its ranks.
             continues = brain.facts.attempt is not None and brain.facts.end is None
             plans += name == "Planned" and not continues

@@ -17,7 +17,7 @@ from orchestrator.brain.model.facts import AttemptFacts, Facts, JobGoal, News, P
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts
 from orchestrator.brain.scheduling import (
     allocation,
-    checkpoints,
+    checkpoint_trust,
     fence,
     launch_calls,
     placement,
@@ -101,7 +101,7 @@ def _decide(facts: Facts, deadlines: Deadlines) -> list[Decision]:
 def _begin_first_attempt(facts: Facts, deadlines: Deadlines) -> list[Decision]:
     if facts.goal is JobGoal.CANCEL:
         return [d.EndJob(deadlines.now_s, f"{facts.cancel_reason} before it began", 0, d.JobEnd.CANCELLED)]
-    if why := checkpoints.no_attempt_reason(facts):  # resumed from a checkpoint that a person has adopted
+    if why := checkpoint_trust.no_attempt_reason(facts):  # resumed from a checkpoint that a person has adopted
         return [d.EndJob(deadlines.now_s, why, 0, d.JobEnd.FAILED)]
     return [d.BeginAttempt(deadlines.now_s, "submitted", 1, facts.checkpoint)]
 
@@ -309,7 +309,7 @@ def _job_end(facts: Facts) -> d.JobEnd:
 def _decide_after_stop(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     if restart_policy.waits_for_checkpoint(facts, attempt, deadlines):
         return []
-    unloadable_checkpoint = checkpoints.find_unloadable(facts, attempt, attempt.verdict)
+    unloadable_checkpoint = checkpoint_trust.find_unloadable(facts, attempt, attempt.verdict)
     if unloadable_checkpoint is not None:
         checkpoint, why, is_certain = (
             unloadable_checkpoint.save.number,
@@ -334,7 +334,7 @@ def _compare(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[
     number = checkpoint.number if checkpoint is not None else 0
     if attempt.compare_ordered_at is None and attempt.compared_checkpoint != number:
         checkpoint_name = checkpoint.main if checkpoint is not None else "nothing"
-        deep = checkpoints.needs_deep_compare(facts, attempt)
+        deep = checkpoint_trust.needs_deep_compare(facts, attempt)
         return [
             d.CompareCheckpoint(
                 deadlines.now_s,

@@ -13,7 +13,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import AttemptFacts, Facts, PastAttempt, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts, RendezvousFacts
 from orchestrator.brain.model.rank_facts import RankFacts
-from orchestrator.brain.scheduling import checkpoints, placement
+from orchestrator.brain.scheduling import checkpoint_trust, placement
 from orchestrator.core.checkpoints.checkpoint import CheckpointState
 from orchestrator.core.errors import Fault
 from orchestrator.core.plan_types import PlannedPool
@@ -214,7 +214,7 @@ def _judge(facts: Facts, news: d.Judge) -> None:
     if news.verdict.kind is d.VerdictKind.DIVERGED:
         attempt.sound_step = divergence.sound_step(facts, attempt)
     attempt.judged_at = news.at
-    checkpoints.fold_judged(facts, attempt)
+    checkpoint_trust.fold_judged(facts, attempt)
     _begin_stop(attempt, news.at)
 
 
@@ -233,13 +233,13 @@ def _finish(facts: Facts, news: d.Finish) -> None:
     _begin_stop(cast(AttemptFacts, facts.attempt), news.at)
 
 
-def _compare_save(facts: Facts, news: d.CompareCheckpoint) -> None:
+def _compare_checkpoint(facts: Facts, news: d.CompareCheckpoint) -> None:
     attempt = cast(AttemptFacts, facts.attempt)
     attempt.compare_ordered_at, attempt.checkpoint_to_compare = news.at, news.save
 
 
-def _distrust_save(facts: Facts, news: d.DistrustCheckpoint) -> None:
-    checkpoints.set_state(facts, news.save, CheckpointState.DISTRUSTED, news.why)
+def _distrust_checkpoint(facts: Facts, news: d.DistrustCheckpoint) -> None:
+    checkpoint_trust.set_state(facts, news.save, CheckpointState.DISTRUSTED, news.why)
     facts.distrusted_checkpoints = (*facts.distrusted_checkpoints, news.save)
     attempt = cast(AttemptFacts, facts.attempt)
     if attempt.checkpoint_to_compare == news.save:
@@ -248,7 +248,7 @@ def _distrust_save(facts: Facts, news: d.DistrustCheckpoint) -> None:
 
 def _end_job(facts: Facts, news: d.EndJob) -> None:
     if news.end is not d.JobEnd.SUCCEEDED and not facts.has_progressed():
-        checkpoints.restore_trust(facts)
+        checkpoint_trust.restore_trust(facts)
     while facts.resume_override is not None and not facts.resume_override.is_superseded_by(
         facts.checkpoint_choice.checkpoint or facts.checkpoint_choice.world_size_mismatch
     ):
@@ -264,8 +264,8 @@ def _requeue(facts: Facts, news: d.Requeue) -> None:
 
 FOLDS: dict[type[Any], Any] = {
     d.BeginAttempt: _begin_attempt,
-    d.CompareCheckpoint: _compare_save,
-    d.DistrustCheckpoint: _distrust_save,
+    d.CompareCheckpoint: _compare_checkpoint,
+    d.DistrustCheckpoint: _distrust_checkpoint,
     d.Launch: _launch,
     d.To: _to,
     d.Place: _place,

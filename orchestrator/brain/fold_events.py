@@ -23,7 +23,7 @@ from orchestrator.brain.model.node_facts import (
     SetupFailure,
 )
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
-from orchestrator.brain.scheduling import allocation, checkpoints
+from orchestrator.brain.scheduling import allocation, checkpoint_trust
 from orchestrator.core import observations
 from orchestrator.core.checkpoints.resume_choice import ResumeOverride
 from orchestrator.core.errors import Fault
@@ -305,7 +305,7 @@ def _inspected(facts: Facts, node: NodeFacts, news: reports.Inspected, at: float
             facts.uncountable_groups.update(inspection.mixed)
 
 
-def _save_compared(facts: Facts, news: e.CheckpointCompared) -> None:
+def _checkpoint_compared(facts: Facts, news: e.CheckpointCompared) -> None:
     attempt = facts.attempt
     if attempt is not None and attempt.number == news.attempt and attempt.checkpoint_to_compare == news.save:
         attempt.compared_checkpoint, attempt.compare_ordered_at = (news.save if not news.fault else -1), None
@@ -362,10 +362,10 @@ _FOLDS: dict[type[Any], Any] = {
     e.QueueSeen: _queue_seen,
     e.FromNode: _from_node,
     e.InspectRequested: _inspect_requested,
-    e.CheckpointChanged: checkpoints.fold_checkpoint_changed,
-    e.CheckpointCompared: _save_compared,
-    e.ResumedElsewhere: checkpoints.fold_resumed_elsewhere,
-    e.CheckpointRead: checkpoints.fold_checkpoint_read,
+    e.CheckpointChanged: checkpoint_trust.fold_checkpoint_changed,
+    e.CheckpointCompared: _checkpoint_compared,
+    e.ResumedElsewhere: checkpoint_trust.fold_resumed_elsewhere,
+    e.CheckpointRead: checkpoint_trust.fold_checkpoint_read,
     e.CancelRequested: _cancel_requested,
     e.RestartRequested: _restart_requested,
     e.ResumeRequested: _resume_requested,

@@ -14,8 +14,8 @@ import sys
 import click
 
 from orchestrator.cli import terminal
-from orchestrator.cli.group import CLUSTER_CANNOT, cli
-from orchestrator.core.errors import INTERRUPTED, OrchError, UserError
+from orchestrator.cli.group import EXIT_CLUSTER_FAULT, cli
+from orchestrator.core.errors import EXIT_INTERRUPTED, OrchError, UserError
 from orchestrator.core.jobdir import home
 from orchestrator.submission.supervisor_process import restart_supervisor
 
@@ -71,10 +71,10 @@ def run(argv: list[str]) -> int:
         new_line = "" if isinstance(err, click.Abort) else "\n"  # click has started one
         what = str(err) or ("jobs keep running" if argv[:1] in (["wait"], ["logs"], ["metrics"]) else "")
         terminal.say(f"{new_line}interrupted{f': {what}' if what else ''}", err=True)
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     except terminal.ReaderGone:
         is_awaited = argv[0] in ("run", "wait", "check") or (argv[0] in ("submit", "resume") and "--follow" in argv)
-        return INTERRUPTED if is_awaited else 0  # 0 would mean success
+        return EXIT_INTERRUPTED if is_awaited else 0  # 0 would mean success
     except OSError as err:
         terminal.print_error(f"{err.filename or 'orch'}: {err.strerror or err}")
-        return CLUSTER_CANNOT
+        return EXIT_CLUSTER_FAULT

@@ -14,7 +14,7 @@ import click
 from orchestrator.cli import terminal
 from orchestrator.cli.params import JobName, VerbGroup, complete_backend, complete_field
 from orchestrator.client.job import Job
-from orchestrator.core.errors import INTERRUPTED, OrchError, UserError
+from orchestrator.core.errors import EXIT_INTERRUPTED, OrchError, UserError
 from orchestrator.core.jobdir import home
 from orchestrator.core.version import VERSION
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from orchestrator.core.jobdir.status_file import Status
     from orchestrator.views.cells import Line
 
-JOB_FAILED = 1
-CLUSTER_CANNOT = 3
-NEEDS_A_PERSON = 4
-TIME_IS_OVER = 124
+EXIT_JOB_FAILED = 1
+EXIT_CLUSTER_FAULT = 3
+EXIT_NEEDS_PERSON = 4
+EXIT_TIMEOUT = 124
 
 JOB = click.argument("job", required=False, type=JobName())
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -130,7 +130,7 @@ def report_leftovers(accounts: Mapping[str, FetchReport]) -> int:
             jobs_of.setdefault(text, []).append(job_id)
     for text, names in jobs_of.items():
         terminal.print_error(f"{cells.name_list(names)}: {text}")
-    return 0 if all(account.is_complete for account in accounts.values()) else CLUSTER_CANNOT
+    return 0 if all(account.is_complete for account in accounts.values()) else EXIT_CLUSTER_FAULT
 
 
 def print_json(data: Any, in_one_line: bool = False) -> None:
@@ -145,7 +145,7 @@ def watch_job(job: Job, *, as_json: bool) -> int:
     try:
         live.print_changes(job) if as_json else live.watch(job)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     return 0
 
 
@@ -165,7 +165,7 @@ def follow_job(job: Job, *, as_json: bool = False) -> int:
             f"\n  cancel  orch cancel {job.reference}",
             err=True,
         )
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     if not as_json:
         reason = status_view.reason_lines(status.reason, status.dir)
         head = [status_view.headline(status), *reason, *status_view.notices(status)]
@@ -173,7 +173,7 @@ def follow_job(job: Job, *, as_json: bool = False) -> int:
     if status.state == "SUCCEEDED":
         return 0
     terminal.say(f"see why: orch why {job.reference}", err=True)
-    return JOB_FAILED
+    return EXIT_JOB_FAILED
 
 
 def _end_lines(job: Job) -> list[Line]:

@@ -11,7 +11,7 @@ import click
 from orchestrator.cli import terminal
 from orchestrator.cli.group import (
     AS_JSON,
-    CLUSTER_CANNOT,
+    EXIT_CLUSTER_FAULT,
     JOB,
     all_statuses,
     apply_slurm_end,
@@ -66,7 +66,7 @@ def collect(job: str | None, folder: Path | None, no_checkpoints: bool, everythi
         terminal.say(f"  not copied: {format_count(len(done.outside), 'checkpoint')} outside of its folder: {where}")
     for text in (*done.left_out, *done.skipped):
         terminal.print_error(text)
-    return report_leftovers({handle.id: account}) or (CLUSTER_CANNOT if done.left_out else 0)
+    return report_leftovers({handle.id: account}) or (EXIT_CLUSTER_FAULT if done.left_out else 0)
 
 
 @click.command()
@@ -93,7 +93,7 @@ def nodes(free: bool, as_json: bool) -> int:
     print_json(listed) if as_json else terminal.write(tables.hosts(listed))
     if not as_json:
         waiting = [status for status in all_statuses() if status.state == "QUEUED"]
-        terminal.write(tables.waiting(waiting))
+        terminal.write(tables.waiting_lines(waiting))
     return 0
 
 

@@ -23,7 +23,7 @@ from orchestrator.cli.group import (
 )
 from orchestrator.cli.params import complete_checkpoint
 from orchestrator.client.job import Job
-from orchestrator.core.errors import INTERRUPTED, ClusterError, UserError
+from orchestrator.core.errors import EXIT_INTERRUPTED, ClusterError, UserError
 from orchestrator.core.jobdir import start_folder
 from orchestrator.core.jobdir.plan import Plan
 
@@ -124,7 +124,7 @@ def cancel(job: str | None, wait: bool) -> int:
         raise ClusterError(str(err), found.id, fix) from err
     except KeyboardInterrupt:
         terminal.say(f"\n{found.id} is still being stopped in the background", err=True)
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     late = "" if state == "CANCELLED" else ": it ended before it could be stopped"
     terminal.say(f"{found.id} {state}{late}")
     return 0

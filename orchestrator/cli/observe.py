@@ -12,7 +12,7 @@ import click
 from orchestrator.cli import terminal
 from orchestrator.cli.group import (
     AS_JSON,
-    CLUSTER_CANNOT,
+    EXIT_CLUSTER_FAULT,
     JOB,
     all_jobs,
     all_statuses,
@@ -207,7 +207,7 @@ def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
         print_json({**taken, "ranks": shown})
     else:
         terminal.write(stack_view.stacks(taken, ranks))
-    return CLUSTER_CANNOT if taken["unanswered"] else 0
+    return EXIT_CLUSTER_FAULT if taken["unanswered"] else 0
 
 
 @click.command()

@@ -13,10 +13,10 @@ import click
 from orchestrator.cli import terminal
 from orchestrator.cli.group import (
     AS_JSON,
+    EXIT_JOB_FAILED,
+    EXIT_NEEDS_PERSON,
+    EXIT_TIMEOUT,
     JOB,
-    JOB_FAILED,
-    NEEDS_A_PERSON,
-    TIME_IS_OVER,
     find_job,
     print_json,
 )
@@ -48,8 +48,8 @@ def wait(job: str | None, timeout: float | None, as_json: bool) -> int:
     else:
         terminal.write(outcome.lines(result))
     if result["ended"]:
-        return 0 if result["state"] == "SUCCEEDED" else JOB_FAILED
-    return NEEDS_A_PERSON if result["needs"] else TIME_IS_OVER
+        return 0 if result["state"] == "SUCCEEDED" else EXIT_JOB_FAILED
+    return EXIT_NEEDS_PERSON if result["needs"] else EXIT_TIMEOUT
 
 
 @click.command()
@@ -71,7 +71,7 @@ def metrics(listen: str | None, textfile: Path | None) -> int:
     """
     import prometheus_client
 
-    from orchestrator.programs.metrics import make_registry
+    from orchestrator.programs.prometheus import make_registry
 
     if listen is not None and textfile is not None:
         raise UserError("--listen and --textfile exclude each other", "--listen", "leave out one of them")

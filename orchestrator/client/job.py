@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.client.logs.reader import LogLine, LogQuery
     from orchestrator.core.checkpoints.resume_choice import ResumeChoice
     from orchestrator.core.jobdir.plan import Plan
-    from orchestrator.core.mask import Mask
+    from orchestrator.core.secret_mask import Mask
     from orchestrator.journal.goodput import Goodput
     from orchestrator.journal.job_record import Record
     from orchestrator.spec.load import SpecFile
@@ -255,10 +255,10 @@ class Job:
 
     def mask(self) -> Mask:
         """Return the mask that hides the job's secrets in all output. Raises ClusterError when they are damaged."""
-        from orchestrator.client.logs import secret_mask
+        from orchestrator.client.logs import job_mask
 
         try:
-            return secret_mask.load_mask(self.folder)
+            return job_mask.load_mask(self.folder)
         except ValueError as err:
             what = f"the job's secrets cannot be read, so output cannot be masked: {err}"
             raise ClusterError(what, str(self.folder.secrets), "read the log files themselves") from err

@@ -17,7 +17,7 @@ from orchestrator.brain.checks import node
 from orchestrator.brain.checks.finding import Finding, error, note, passed, warning
 from orchestrator.client import remote_files
 from orchestrator.client.checks import checkpoint_space, sources
-from orchestrator.core.errors import INTERRUPTED, ClusterError, HostError, OrchError, UserError
+from orchestrator.core.errors import EXIT_INTERRUPTED, ClusterError, HostError, OrchError, UserError
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
@@ -217,7 +217,7 @@ def _check_slurm(
             allocation_env = stack.enter_context(salloc.allocation(file, plan.slurm.options, environ, say))
         except KeyboardInterrupt:
             text = "not checked: interrupted while waiting in Slurm's queue"
-            yield replace(note("nodes", (), text), exit_code=INTERRUPTED)
+            yield replace(note("nodes", (), text), exit_code=EXIT_INTERRUPTED)
         except UserError as err:
             yield _error_finding("nodes", err)
         except ClusterError as err:

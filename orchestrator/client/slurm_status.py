@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from orchestrator.client.job_source import JobSource
-from orchestrator.client.logs import secret_mask
+from orchestrator.client.logs import job_mask
 from orchestrator.core import codec
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, Fault, OrchError
@@ -144,7 +144,7 @@ class SlurmSource(JobSource):
                 begin = max(0, os.fstat(file.fileno()).st_size - BATCH_LOG_BYTES_MAX)
                 file.seek(begin)
                 text = file.read(BATCH_LOG_BYTES_MAX).decode(errors="replace")
-            lines = secret_mask.load_mask(self.folder).apply(text).splitlines()
+            lines = job_mask.load_mask(self.folder).apply(text).splitlines()
         except OSError:
             return []
         except ValueError:

@@ -22,7 +22,7 @@ class Fault:
         return f"{self.where}: {self.what}"
 
 
-INTERRUPTED = 130
+EXIT_INTERRUPTED = 130
 """The exit code of a command that its user has interrupted."""
 
 

@@ -107,7 +107,7 @@ class Record:
         _extend_history(self.attempts, entry)
         fold(self.facts, entry.news)
         self._record_idle(entry.news, before_at)
-        content = journal_file.content(entry.news)
+        content = journal_file.unwrap_message(entry.news)
         if isinstance(content, SPARE_NEWS):
             self._record_spares()
         if isinstance(content, d.BeginAttempt):

@@ -74,7 +74,7 @@ def read(path: Path, offset: int = 0, after_n: int = 0) -> Iterator[JournalEntry
         yield entry
 
 
-def content(news: News) -> News | reports.NodeReport | reports.Heartbeat | orders.NodeOrder:
+def unwrap_message(news: News) -> News | reports.NodeReport | reports.Heartbeat | orders.NodeOrder:
     """Return the report or the order that news hold, or else the news."""
     match news:
         case e.FromNode(report=report):
@@ -94,7 +94,7 @@ def read_kinds(path: Path, *kinds: type[Any]) -> Iterator[News]:
     for number, text in enumerate(read_lines(path), start=1):
         if any(mark in text for mark in marks) or not text.startswith(present):
             news = _parse_entry(text, path, number).news
-            if isinstance(content(news), kinds):
+            if isinstance(unwrap_message(news), kinds):
                 yield news
 
 
@@ -127,7 +127,7 @@ def _parse_entry(text: str, path: Path, line: int | None = None) -> JournalEntry
         if type(found) is not int or not old_formats.OLDEST <= found <= FORMAT:
             what = f"another version of orch wrote the journal, or it is damaged: it has format {found}, this version reads {FORMAT}"
             raise JournalError(path, what, line, fix=OTHER_VERSION_FIX)
-        news = codec.unpack_kind(_NEWS, old_formats.renewed(data.pop("news"), found))
+        news = codec.unpack_kind(_NEWS, old_formats.upgrade(data.pop("news"), found))
         head = codec.unpack(_Head, data)
     except (codec.CodecError, KeyError, TypeError) as err:
         raise JournalError(path, f"this line of the journal is damaged: {err}", line) from err

@@ -49,7 +49,7 @@ OLDEST = min(_STEPS)
 """The oldest format that can still be read."""
 
 
-def renewed(news: Json, found: int) -> Json:
+def upgrade(news: Json, found: int) -> Json:
     """Return the news of a line of format `found` in the present one. Raises KeyError where a key is missing."""
     for number in range(found, max(_STEPS) + 1):
         news = _STEPS[number](news)

@@ -17,7 +17,7 @@ from orchestrator.client.job import Job
 from orchestrator.core.codec import Json
 from orchestrator.core.invisible_characters import escape_harmful
 from orchestrator.core.jobdir.status_file import iso, parse_iso
-from orchestrator.core.mask import Mask
+from orchestrator.core.secret_mask import Mask
 from orchestrator.core.version import VERSION
 from orchestrator.report import charts, page_data, timeline
 from orchestrator.report.page_data import PageData
@@ -98,7 +98,7 @@ def environment(mask: Mask, folder: str) -> jinja2.Environment:
         "duration": cells.duration,
         "size": cells.size,
         "short": lambda text: cells.shorten_paths(text, folder),
-        "source": post_mortem.source,
+        "source": post_mortem.resume_source_text,
     }
     return jinja_env
 

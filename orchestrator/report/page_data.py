@@ -20,7 +20,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.series import Measurement
 from orchestrator.core.jobdir.status_file import ENDED, Status, parse_iso
-from orchestrator.core.mask import Mask
+from orchestrator.core.secret_mask import Mask
 from orchestrator.core.settings.rank_settings import Setting, parse_setting
 from orchestrator.core.wire import reports
 from orchestrator.journal import facts_file, journal_file

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from orchestrator.client.job import Job
 from orchestrator.core.errors import OrchError
 from orchestrator.core.jobdir import home
-from orchestrator.core.mask import Mask
+from orchestrator.core.secret_mask import Mask
 from orchestrator.report import page
 from orchestrator.report.overview import OverviewReader
 
@@ -86,10 +86,10 @@ class RequestFilter:
 class Site:
     """The pages of a job home."""
 
-    def __init__(self, place: Path, token: str) -> None:
+    def __init__(self, home_folder: Path, token: str) -> None:
         """`place`: the job home."""
-        self._place, self._root = place, f"/{token}"
-        self._overlook = OverviewReader(place)
+        self._place, self._root = home_folder, f"/{token}"
+        self._overlook = OverviewReader(home_folder)
 
     def app(self) -> Starlette:
         """Return the pages as an application, without the request filter."""
@@ -194,12 +194,12 @@ def _event_stream(read_content: Callable[[], Awaitable[str]], every_s: float) ->
     return StreamingResponse(stream(), media_type="text/event-stream", headers=HEADERS)
 
 
-def serve(place: Path, port: int, started: Callable[[str], None]) -> None:
+def serve(home_folder: Path, port: int, started: Callable[[str], None]) -> None:
     """Serve a job home until Ctrl-C; `started` receives the address. `port` 0: a free one. Raises OSError when the port is taken."""
     token = secrets.token_urlsafe(32)
     with socket.create_server((HOST, port)) as listener:
         at = listener.getsockname()[1]
-        app = RequestFilter(Site(place, token).app(), token, at)
+        app = RequestFilter(Site(home_folder, token).app(), token, at)
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_S_MAX, lifespan="off"
         )

@@ -21,8 +21,8 @@ from orchestrator.core.jobdir.plan import (
     PlannedSlurm,
     PlannedSsh,
 )
-from orchestrator.core.mask import redact_url
 from orchestrator.core.plan_types import PlannedNode, PlannedPool, QueueTerms
+from orchestrator.core.secret_mask import redact_url
 from orchestrator.core.slurm.sbatch_options import MINUTE_S, find_gres, signal_lead_s, whole_minutes_s
 from orchestrator.core.text import format_count
 from orchestrator.spec.limits import limits_of

@@ -14,7 +14,7 @@ from orchestrator.core.jobdir import home, ownership, requests
 from orchestrator.core.jobdir.durable import replace_bytes, replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.mask import redact_url
+from orchestrator.core.secret_mask import redact_url
 from orchestrator.spec.load import load
 from orchestrator.submission import credentials, render, submit_checks
 from orchestrator.submission import sbatch as sbatch_submission

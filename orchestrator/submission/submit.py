@@ -29,7 +29,7 @@ from orchestrator.core.jobdir import home, locks, ownership, requests, start_fol
 from orchestrator.core.jobdir.durable import replace_bytes, replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.mask import redact_url
+from orchestrator.core.secret_mask import redact_url
 from orchestrator.core.slurm import queue, sbatch_options
 from orchestrator.spec.load import SpecFile, load
 from orchestrator.spec.yaml_document import resolve_path

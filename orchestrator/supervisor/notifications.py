@@ -38,7 +38,7 @@ from orchestrator.brain.model.facts import Facts
 from orchestrator.core.codec import Json
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import parse_iso, time_of_day
-from orchestrator.core.mask import Mask, redact_url
+from orchestrator.core.secret_mask import Mask, redact_url
 from orchestrator.core.text import next_action_text, one_line_fault
 from orchestrator.core.version import VERSION
 from orchestrator.supervisor import status

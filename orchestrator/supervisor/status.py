@@ -17,7 +17,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import AttemptFacts, Facts, JobGoal, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
-from orchestrator.brain.scheduling import checkpoints, fence, placement, restart_policy
+from orchestrator.brain.scheduling import checkpoint_trust, fence, placement, restart_policy
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import Fault
 from orchestrator.core.jobdir import status_file
@@ -310,7 +310,7 @@ def _notices(facts: Facts) -> Iterator[str]:
     for topic in _SETUP_TOPICS:
         if (notice := given.get(topic)) is not None and not notice.withdrawn:
             yield one_line_fault(notice.why, fix=notice.fix)
-    if ignores := checkpoints.ignored_checkpoint_text(attempt):
+    if ignores := checkpoint_trust.ignored_checkpoint_text(attempt):
         yield ignores
     for loser in attempt.passed_over[:PASSED_SHOWN]:
         at = "" if loser.step is None else f" (step {loser.step:,})"

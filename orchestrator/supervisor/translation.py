@@ -19,8 +19,8 @@ from orchestrator.core import codec, observations
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.mask import Mask, make_mask
 from orchestrator.core.plan_types import Gang
+from orchestrator.core.secret_mask import Mask, make_mask
 from orchestrator.core.settings import rank_env
 from orchestrator.core.wire import connection, orders, reports
 from orchestrator.core.wire.agent_config import AgentConfig, LeaseNeeds

@@ -17,7 +17,7 @@ from operator import attrgetter
 
 from orchestrator.client.logs.reader import LogBlock, LogLine, LogQuery, lines
 from orchestrator.core.invisible_characters import escape_harmful, escape_invisible
-from orchestrator.core.mask import Mask
+from orchestrator.core.secret_mask import Mask
 from orchestrator.core.text import ranks_text
 
 FOLD_WINDOW_NS = 500_000_000

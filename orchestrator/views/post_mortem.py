@@ -184,7 +184,7 @@ def _outcome(attempt: Json, state: str) -> str:
 SCRIPT_CHOICE = " (the script's choice)"
 
 
-def source(attempt: Json) -> str:
+def resume_source_text(attempt: Json) -> str:
     """Say where an attempt resumed from; a script may have resumed by itself from its own checkpoint."""
     given, first, began = attempt.get("resumed_step"), attempt["first_step"], attempt.get("began_from")
     if began is not None and began["path"] is None:
@@ -227,7 +227,7 @@ def transition(why: Json, number: int, last_text: str = "") -> str:
     verdict = ended["verdict"]
     failure = shorten_paths(f"{verdict['kind']}: {verdict['head']}", why["dir"]) if verdict else ""
     end = f"; attempt {number - 1} {f'ended: {failure}' if verdict else _outcome(ended, why['state'])}"
-    text = f"{source(begun)}{'' if failure and last_text.endswith(failure) else end}"
+    text = f"{resume_source_text(begun)}{'' if failure and last_text.endswith(failure) else end}"
     return cut(shorten_paths(text, why["dir"]), SENTENCE_CHARS_MAX)
 
 
@@ -244,7 +244,7 @@ def _attempt_lines(attempt: Json, folder: str, state: str) -> Iterator[Line]:
         yield line(name, _PAD, Cell(f"{verdict['kind']}{at}", "bold red"), found)
         yield line(Cell(f"{_PAD}{shorten_paths(verdict['head'], folder)}", "red"))
     when = _time_range(attempt["started_at"], attempt["ended_at"])
-    yield line(f"{_PAD}{shorten_paths(source(attempt), folder)}, {when}")
+    yield line(f"{_PAD}{shorten_paths(resume_source_text(attempt), folder)}, {when}")
     yield from _resume_lines(attempt)
     parts = attempt.get("restart_parts")
     if parts and attempt["restart_s"] >= PARTS_S_MIN:

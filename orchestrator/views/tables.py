@@ -75,7 +75,7 @@ def _since_text(held: Json) -> str:
     return f", since {held['since'][:16].replace('T', ' ')}" if held["since"] else ""
 
 
-def waiting(statuses: Sequence[Status]) -> list[Line]:
+def waiting_lines(statuses: Sequence[Status]) -> list[Line]:
     """Return the jobs that wait for hosts, one a line, in the order of submission."""
     return [line("waiting  ", ": ".join(filter(None, (status.id, reason(status))))) for status in statuses]
 

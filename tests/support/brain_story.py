@@ -21,7 +21,7 @@ from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.plan_types import Limits, PlannedNode, PlannedPool, QueueTerms
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
-from orchestrator.journal.journal_file import content
+from orchestrator.journal.journal_file import unwrap_message
 from tests.support.frames import frame
 
 D = TypeVar("D")
@@ -207,7 +207,7 @@ def only(decisions: list[d.Decision], kind: type[D]) -> D:
 
 def names(decisions: list[d.Decision], kind: type[d.Launch | orders.NodeOrder]) -> list[str]:
     """Return the nodes of the launches, or of the orders of a kind, in their order."""
-    return [one.node for one in decisions if isinstance(one, d.Launch | d.To) and isinstance(content(one), kind)]
+    return [one.node for one in decisions if isinstance(one, d.Launch | d.To) and isinstance(unwrap_message(one), kind)]
 
 
 def given(decisions: list[d.Decision], kind: type[Given]) -> list[tuple[str, Given]]:
@@ -221,7 +221,7 @@ def notices(decisions: list[d.Decision], *topics: d.NoticeTopic) -> list[d.Notic
 
 
 def none_of(decisions: list[d.Decision], kind: type[d.Decision | orders.NodeOrder]) -> bool:
-    return not any(isinstance(content(decision), kind) for decision in decisions)
+    return not any(isinstance(unwrap_message(decision), kind) for decision in decisions)
 
 
 def look(

@@ -116,7 +116,7 @@ class Node:
         self.say(reports.Goodbye())
 
     def news(self, *kinds: type[Any]) -> list[Any]:
-        held = (journal_file.content(one.news) for one in journal_file.read(self.job.journal))
+        held = (journal_file.unwrap_message(one.news) for one in journal_file.read(self.job.journal))
         return [one for one in held if isinstance(one, kinds)]
 
 

@@ -10,7 +10,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.core import observations
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
-from orchestrator.journal.journal_file import content
+from orchestrator.journal.journal_file import unwrap_message
 from tests.support.brain_story import Story, look, none_of, notices, only
 
 WAITS, WORKS, SPINS, BLOCKED, SLEEPS, STOPPED = (
@@ -55,7 +55,7 @@ def silence(story: Story, *found: observations.RankInspection, for_s: float = 14
     first_s: float | None = None
     began = seen = len(story.said)
     for _ in range(int(for_s * 2)):
-        if any(isinstance(content(one), orders.Inspect) for one in story.wait(0.5)):
+        if any(isinstance(unwrap_message(one), orders.Inspect) for one in story.wait(0.5)):
             first_s = story.now_s if first_s is None else first_s
             stood_s = story.now_s - first_s
             moved = [

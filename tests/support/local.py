@@ -151,7 +151,7 @@ class Sight:
         entries: list[News] = [entry.news for entry in journal_file.read(self.job.folder.journal)]
         if not kinds:
             return entries
-        held = (one if isinstance(one, kinds) else journal_file.content(one) for one in entries)
+        held = (one if isinstance(one, kinds) else journal_file.unwrap_message(one) for one in entries)
         return [one for one in held if isinstance(one, kinds)]
 
     def notices(self, *topics: d.NoticeTopic) -> list[d.Notice]:

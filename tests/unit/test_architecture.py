@@ -113,7 +113,7 @@ LONG_FILES = {
     "tests/support/sim/ledger.py": "the books and oracles of one night",
     "tests/support/sim/agent.py": "one agent as it is seen from outside",
     "tests/support/sim/boss.py": "the supervisor of one night",
-    "tests/unit/brain/scheduling/test_checkpoints.py": "the rules of one module",
+    "tests/unit/brain/scheduling/test_checkpoint_trust.py": "the rules of one module",
     "tests/unit/supervisor/transfers/test_checkpoint_tracker.py": "the rules of one module",
     "tests/unit/test_architecture.py": "one list of all rules of the house",
     "tests/support/sim/night.py": "one list of all that may happen in a night",

@@ -19,10 +19,10 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import News, Phase
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.model.rank_facts import RankState
-from orchestrator.cli.group import JOB_FAILED, NEEDS_A_PERSON, TIME_IS_OVER, cli
+from orchestrator.cli.group import EXIT_JOB_FAILED, EXIT_NEEDS_PERSON, EXIT_TIMEOUT, cli
 from orchestrator.client import post_mortem, stacks
 from orchestrator.core.checkpoints.checkpoint import CheckpointState
-from orchestrator.core.errors import INTERRUPTED, ClusterError, UserError
+from orchestrator.core.errors import EXIT_INTERRUPTED, ClusterError, UserError
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
@@ -241,7 +241,14 @@ def test_python_in_reference_compiles() -> None:
 def test_exit_codes_match_the_code() -> None:
     rows = REFERENCE.partition("\n| exit code |")[2].partition("\n\n")[0].splitlines()[2:]
     codes = [int(row.split("|")[1]) for row in rows]
-    own = [JOB_FAILED, UserError.exit_code, ClusterError.exit_code, NEEDS_A_PERSON, TIME_IS_OVER, INTERRUPTED]
+    own = [
+        EXIT_JOB_FAILED,
+        UserError.exit_code,
+        ClusterError.exit_code,
+        EXIT_NEEDS_PERSON,
+        EXIT_TIMEOUT,
+        EXIT_INTERRUPTED,
+    ]
     assert codes == [0, *own]
 
 

@@ -41,7 +41,7 @@ MUTATIONS = (
         "tests/unit/views/test_logs.py::test_secret_split_by_escapes_stays_hidden"),
     Mutation("followed logs are not masked", "orchestrator/cli/live.py", "LogView(style, mask,", "LogView(style, type(mask)(()),",
         "tests/unit/cli/test_app.py::test_secrets_appear_in_no_output"),
-    Mutation("a failed job is exit code 0", "orchestrator/cli/group.py", "return JOB_FAILED", "return 0",
+    Mutation("a failed job is exit code 0", "orchestrator/cli/group.py", "return EXIT_JOB_FAILED", "return 0",
         "tests/unit/cli/test_app.py::test_follow_exits_with_code_of_job_end"),
     Mutation("secrets are collected", "orchestrator/client/collect.py", "parts = (job.folder.logs, ", "parts = (job.folder.secrets, job.folder.logs, ",
         "tests/unit/client/test_collect.py::test_collect_copies_logs_checkpoints_post_mortem_without_secrets"),

@@ -60,7 +60,7 @@ MUTATIONS = (
     Mutation("a save that differs stays whole", "orchestrator/supervisor/transfers/checkpoint_tracker.py", "                checkpoint = dataclasses.replace(checkpoint, state=CheckpointState.GONE, why=fault)\n", "                pass\n",
         "tests/unit/supervisor/transfers/test_checkpoint_tracker.py::test_changed_checkpoint_is_gone_and_brain_notified_first"),
     Mutation("an attempt begins without comparing", "orchestrator/brain/brain.py", "return _compare(facts, attempt, deadlines) or _begin(", "return _begin(",
-        "tests/unit/brain/scheduling/test_checkpoints.py::test_attempt_waits_for_comparison"),
+        "tests/unit/brain/scheduling/test_checkpoint_trust.py::test_attempt_waits_for_comparison"),
     Mutation("nothing is compared", "orchestrator/supervisor/executor.py", "self._checkpoint_tracker.compare(now_s, decision)", "pass",
         "tests/unit/supervisor/test_supervisor.py::test_job_crashes_resumes_is_inspected_and_cancelled"),
     Mutation("parts of different steps make one save", "orchestrator/supervisor/transfers/completion.py", "if not checkpoint.is_overwritten or len(hosts) < 2 or", "if True or",

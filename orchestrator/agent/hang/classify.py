@@ -91,7 +91,7 @@ def classify(
         state=sample.state,
         activity=finding.activity,
         still_s=round(now_s - since_s, 1),
-        where=stack_frames.find_place(sample.stack),
+        where=stack_frames.find_shown_frame(sample.stack),
         line=sample.users_line[:LINE_CHARS_MAX],
         why=context.exception.describe_with(finding.why) if context.exception else finding.why,
         phase="exit" if context.is_exiting else stack_frames.find_phase(sample.stack),
@@ -201,10 +201,10 @@ def _movement_of_threads(sample: HangSample, previous: PreviousSample) -> str:
     for ident, thread in now.items():
         then = previous_threads[ident]
         if (thread.stack.chain, thread.stack.callers) != (then.stack.chain, then.stack.callers):
-            return f"another thread of it moves, {stack_frames.describe_place(thread.stack.frames)}"
+            return f"another thread of it moves, {stack_frames.describe_shown_frame(thread.stack.frames)}"
         at_ranks = stack_frames.find_rank_wait(thread.stack.frames, thread.line)
         if not at_ranks and _moves_data_slowly(sample, previous, thread.tid, thread.wait, then.wait):
-            return f"another thread of it moves data, {stack_frames.describe_place(thread.stack.frames)}"
+            return f"another thread of it moves data, {stack_frames.describe_shown_frame(thread.stack.frames)}"
     return ""
 
 
@@ -225,7 +225,7 @@ def _classify_still(sample: HangSample, context: SampleContext, previous: Previo
         return Classification(observations.Activity.SPINNING, "its native threads compute")
     for child in sample.children:
         if child_share(sample, previous.sample, child.pid) > COMPUTES_SHARE_MIN:
-            why = f"its child {child.pid} computes at one place, {stack_frames.describe_place(child.frames)}"
+            why = f"its child {child.pid} computes at one place, {stack_frames.describe_shown_frame(child.frames)}"
             return Classification(observations.Activity.SPINNING, why)
     if awaited:
         return Classification(observations.Activity.WAITING_FOR_RANKS, f"in {awaited}")

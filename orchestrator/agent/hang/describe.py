@@ -23,7 +23,7 @@ def describe_rank(sample: HangSample) -> str:
         return f"in {awaited}"
     if stack_frames.awaits_threads(stack):
         where = "".join(
-            f", one of them at {stack_frames.describe_place(thread.stack.frames)}"
+            f", one of them at {stack_frames.describe_shown_frame(thread.stack.frames)}"
             for thread in sample.other_threads[:1]
         )
         return f"waits for its other threads to end{where}"
@@ -40,7 +40,7 @@ def describe_rank(sample: HangSample) -> str:
         limit = "" if sample.wait.is_unlimited else ", with a time limit"
         stacks = [thread.stack.frames for thread in sample.other_threads]
         others = [frame for frame in stacks if stack_dump.find_users_frame(frame) is not None]
-        whom = f"; the other thread is at {stack_frames.describe_place(others[0])}" if len(others) == 1 else ""
+        whom = f"; the other thread is at {stack_frames.describe_shown_frame(others[0])}" if len(others) == 1 else ""
         text = f"{stack_frames.describe_lock(stack)}{limit}{whom}"
     else:
         text = kernel_wait.describe_wait(sample.wait)
@@ -90,7 +90,7 @@ def describe_child(child: Child) -> str:
     """Describe what a child does, as a verb."""
     text = "busy" if child.wait.is_running else kernel_wait.describe_wait(child.wait)
     text = text if child.wait.call == "futex" else f"is {text}"
-    return f"{text}, {stack_frames.describe_place(child.frames)}" if child.frames else text
+    return f"{text}, {stack_frames.describe_shown_frame(child.frames)}" if child.frames else text
 
 
 def is_at_prompt(sample: HangSample) -> bool:

@@ -330,6 +330,6 @@ def _unknown_inspection(
     """Return the inspection of a rank of which only its frames, if any, are known."""
     stack, inside = stack_frames.format_frames(frames)
     return observations.RankInspection(
-        rank, pid, state, observations.Activity.UNKNOWN, 0.0, stack_frames.find_place(frames), why,
+        rank, pid, state, observations.Activity.UNKNOWN, 0.0, stack_frames.find_shown_frame(frames), why,
         stack_frames.find_phase(frames), stack, (), (), (), unavailable, inside=inside,
     )  # fmt: skip

@@ -71,7 +71,7 @@ def drop_import_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     return tuple(frame for frame in frames if not _IMPORT.search(frame.file)) or frames
 
 
-def find_place(frames: tuple[Frame, ...]) -> Frame | None:
+def find_shown_frame(frames: tuple[Frame, ...]) -> Frame | None:
     """Return the user's innermost frame; without one, the innermost of all."""
     users = find_users_frame(frames)
     if users is None:
@@ -82,9 +82,9 @@ def find_place(frames: tuple[Frame, ...]) -> Frame | None:
     return replace(users.brief, within="DataLoader of the main thread" if inside_loader else "")
 
 
-def describe_place(frames: tuple[Frame, ...]) -> str:
+def describe_shown_frame(frames: tuple[Frame, ...]) -> str:
     """Describe the same place; empty without frames."""
-    return str(find_place(frames) or "")
+    return str(find_shown_frame(frames) or "")
 
 
 def format_frames(frames: tuple[Frame, ...]) -> tuple[tuple[str, ...], int]:

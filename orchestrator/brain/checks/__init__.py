@@ -1,3 +1,3 @@
 """Judgement of a check: facts of all nodes in, findings out."""
 
-__all__ = ("finding", "network", "node", "sameness")
+__all__ = ("consistency", "finding", "network", "node")

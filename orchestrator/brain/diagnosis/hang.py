@@ -182,9 +182,9 @@ def _judge_stalled(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) ->
     if all(inspections.is_waiting(attempt, rank) for rank in alive) and _is_proven(facts, attempt, alive, answer):
         return _stall_verdict(facts, attempt, answer, culprits)
     blocking = _blocking_ranks(attempt, alive, answer)
-    if not stall_timeout.is_over(facts, attempt, blocking):
+    if not stall_timeout.has_expired(facts, attempt, blocking):
         return None
-    return _stall_verdict(facts, attempt, answer, culprits, stall_timeout.limit_s(facts, attempt))
+    return _stall_verdict(facts, attempt, answer, culprits, stall_timeout.timeout_s(facts, attempt))
 
 
 def find_suspects(facts: Facts, attempt: AttemptFacts, answer: collectives.Analysis) -> list[RankFacts]:
@@ -276,14 +276,14 @@ def _serves_others(facts: Facts, rank: RankFacts, answer: collectives.Analysis) 
 
 def ends_at(facts: Facts, attempt: AttemptFacts, answer: collectives.Analysis) -> float:
     """Return when (job clock) a stalled gang is ended if no rank moves; infinite where it is never ended."""
-    over_at = stall_timeout.over_at(facts, attempt, _blocking_ranks(attempt, _training_ranks(facts, answer), answer))
+    over_at = stall_timeout.expires_at(facts, attempt, _blocking_ranks(attempt, _training_ranks(facts, answer), answer))
     return min([over_at, *_start_limits_at(facts, attempt)])
 
 
 def ends_at_if_before(facts: Facts, attempt: AttemptFacts, before_s: float) -> float:
     """Return when (job clock) a stalled gang is ended if no rank moves; infinite where that is not before a time, so
     that a large gang is rarely compared."""
-    soonest_s = min([stall_timeout.over_at(facts, attempt, []), *_start_limits_at(facts, attempt)])
+    soonest_s = min([stall_timeout.expires_at(facts, attempt, []), *_start_limits_at(facts, attempt)])
     return ends_at(facts, attempt, analyze(facts, attempt)) if soonest_s < before_s else math.inf
 
 

@@ -19,7 +19,7 @@ IDLE_S_MAX = 1800.0
 """How long nothing may move in any process of a gang in which no rank waits for another."""
 
 
-def limit_s(facts: Facts, attempt: AttemptFacts) -> float:
+def timeout_s(facts: Facts, attempt: AttemptFacts) -> float:
     """Return how many seconds the gang may be stalled; infinite where there is no limit."""
     assert facts.limits is not None
     if facts.limits.hang_timeout_s:
@@ -32,7 +32,7 @@ def limit_s(facts: Facts, attempt: AttemptFacts) -> float:
     return math.inf if are_at_work else IDLE_S_MAX
 
 
-def over_at(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> float:
+def expires_at(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> float:
     """Return when (job clock) the timeout passes if the ranks that are waited for stay where they are."""
     is_waited_for = any(inspections.is_waiting(attempt, rank) for rank in inspections.living_ranks(facts))
     since_s = suspicion.stalled_since(facts, attempt, is_waited_for)
@@ -42,10 +42,10 @@ def over_at(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> floa
         still_s = inspections.still_s(facts, attempt, rank)
         if still_s is not None:
             since_s = max(since_s, rank.inspected_at - still_s - silence_s)
-    return since_s + limit_s(facts, attempt)
+    return since_s + timeout_s(facts, attempt)
 
 
-def is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> bool:
+def has_expired(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> bool:
     """Return whether the timeout had passed at the last inspection."""
     heard_s = max(rank.inspected_at for rank in facts.ranks.values())
-    return heard_s >= over_at(facts, attempt, ranks)
+    return heard_s >= expires_at(facts, attempt, ranks)

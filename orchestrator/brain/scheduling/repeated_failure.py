@@ -8,7 +8,7 @@ import dataclasses
 from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCause, Verdict, VerdictKind
 from orchestrator.brain.model.facts import AttemptFacts, Facts, PastAttempt
 from orchestrator.brain.scheduling import placement
-from orchestrator.brain.scheduling.checkpoints import (
+from orchestrator.brain.scheduling.checkpoint_trust import (
     IGNORED_CHECKPOINT,
     IGNORED_CHECKPOINT_HINT,
     find_unloadable,

@@ -9,7 +9,7 @@ from orchestrator.brain.model.decisions import JobEnd, VerdictKind
 from orchestrator.brain.model.facts import AttemptFacts, Facts, JobGoal
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.scheduling import allocation, fence
-from orchestrator.brain.scheduling.checkpoints import (
+from orchestrator.brain.scheduling.checkpoint_trust import (
     IGNORED_CHECKPOINT,
     IGNORED_CHECKPOINT_HINT,
     no_attempt_reason,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.backends.api import LaunchError
-from orchestrator.brain.checks import network, node, sameness
+from orchestrator.brain.checks import consistency, network, node
 from orchestrator.brain.checks.finding import Finding, Severity, error, join_names, note
 from orchestrator.brain.checks.network import Pair
 from orchestrator.client.checks.host_sessions import HostSessions, split_answers
@@ -138,7 +138,7 @@ def _gather_facts(
     report.add_failures(failures)
     for name, one in facts.items():
         report.findings += node.findings(name, one, questions.job)
-    report.findings += sameness.findings(facts)
+    report.findings += consistency.findings(facts)
     return facts
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from orchestrator.core.jobdir import ownership
-from orchestrator.core.mask import SECRET_CHARS_MIN, Mask
+from orchestrator.core.secret_mask import SECRET_CHARS_MIN, Mask
 
 LINE_BYTES_MAX = 64 << 10
 CUT_MARK = " …"

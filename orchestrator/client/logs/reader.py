@@ -36,7 +36,7 @@ from orchestrator.client.logs.lines import (
 )
 from orchestrator.core.jobdir.layout import JobDir, attempt_of, rank_of
 from orchestrator.core.jobdir.log_index import IndexCursor, offset_at
-from orchestrator.core.mask import Mask
+from orchestrator.core.secret_mask import Mask
 
 __all__ = [
     "BAR_S", "CUT_MARK", "LINE_BYTES_MAX", "Follower", "LogBlock", "LogLine", "LogQuery", "attempts", "blocks",

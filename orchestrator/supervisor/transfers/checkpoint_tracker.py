@@ -28,7 +28,7 @@ from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.wire import reports
 from orchestrator.supervisor.transfers import checkpoint_copies, checkpoint_disk, completion
 from orchestrator.supervisor.transfers.completion import Assessment, CheckpointGang
-from orchestrator.supervisor.transfers.resume_source import ResumeSourceTracker
+from orchestrator.supervisor.transfers.observed_resume import ResumeSourceTracker
 
 UNSURE_S = 5.0
 """The pause before a file that cannot be read is tried again."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.decisions import JobEnd, VerdictKind
 from orchestrator.core.wire import orders
-from orchestrator.journal.journal_file import content
+from orchestrator.journal.journal_file import unwrap_message
 
 from .ledger import Violation
 from .night import Fault, Harm, Night, limits_of
@@ -222,7 +222,7 @@ def check_pool(world: World, expected: Expected) -> None:
         late_s = places[1].at - next(what.at for what in told if isinstance(what, d.Judge))
         told_s = [
             what.contact_timeout_s
-            for what in map(content, told)
+            for what in map(unwrap_message, told)
             if isinstance(what, orders.Fence) and what.attempt == 1
         ]
         _must(

@@ -14,7 +14,7 @@ from orchestrator.brain.model.facts import News
 from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointState
 from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.wire import orders, reports
-from orchestrator.journal.journal_file import content
+from orchestrator.journal.journal_file import unwrap_message
 
 from .desyncbook import DesyncBook
 from .hangbook import HangBook
@@ -259,7 +259,7 @@ class Ledger:
     def _decided(self, decision: d.Decision) -> None:
         self.must(bool(decision.why.strip()), f"no why: {decision}")
         if self.end is not None:
-            self.must(isinstance(content(decision), orders.Dismiss), f"after the end of the job: {decision}")
+            self.must(isinstance(unwrap_message(decision), orders.Dismiss), f"after the end of the job: {decision}")
             return
         self.hangs.decided(decision)
         match decision:

@@ -12,7 +12,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core.status_types import AllocationEndCause
 from orchestrator.core.wire import orders
-from orchestrator.journal.journal_file import content
+from orchestrator.journal.journal_file import unwrap_message
 
 if TYPE_CHECKING:
     from .ledger import Ledger
@@ -92,7 +92,7 @@ class QueueBook:
         if not isinstance(news, d.Decision):
             return
         self._must(
-            not self.resting or isinstance(content(news), orders.Dismiss | d.EndJob),
+            not self.resting or isinstance(unwrap_message(news), orders.Dismiss | d.EndJob),
             f"it waits in the queue: {news}",
         )
         match news:

@@ -11,7 +11,7 @@ from orchestrator.core.checkpoints.checkpoint import Checkpoint
 from orchestrator.core.checkpoints.resume_choice import ResumePoint, SkippedCheckpoint
 from orchestrator.core.plan_types import PlannedNode
 from orchestrator.core.status_types import Frame
-from orchestrator.journal.journal_file import content
+from orchestrator.journal.journal_file import unwrap_message
 
 from .world import World
 
@@ -31,7 +31,7 @@ def _line(what: News | str) -> str:
         return f"! {what}"
     mark = "<" if isinstance(what, d.Decision) else ">"
     node = f" {what.node}" if hasattr(what, "node") else ""
-    held = content(what)
+    held = unwrap_message(what)
     attempt = f" #{held.attempt}" if hasattr(held, "attempt") else ""
     rest = [
         f"{field.name}={_value(getattr(held, field.name))}"

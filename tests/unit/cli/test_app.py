@@ -216,7 +216,7 @@ def test_job_with_uncleaned_hosts_is_kept(orch: Type, home: Path) -> None:
     job.archive.touch()  # so it was on hosts
     job.plan.write_text("{")  # and on which is not known
     said = orch("clean", "--older-than", "0s", "--yes")
-    assert (said.code, job.root.exists()) == (group.CLUSTER_CANNOT, True)
+    assert (said.code, job.root.exists()) == (group.EXIT_CLUSTER_FAULT, True)
     assert f"not deleted, because their leftovers could not be removed: {job.id}" in said.err
 
 
@@ -228,7 +228,7 @@ def test_failed_clean_reports_leftovers_and_reason(orch: Type, home: Path, tmp_p
         job.root.chmod(0o555)
         said = orch(*words.split())
         job.root.chmod(0o755)
-    assert said.code == group.CLUSTER_CANNOT
+    assert said.code == group.EXIT_CLUSTER_FAULT
     assert f"cannot be deleted: {job.root / 'nodes'}: Permission denied" in said.err and "fix: " in said.err
     assert job.root.exists()
 
@@ -240,7 +240,7 @@ def test_unfinished_job_is_not_cleaned(orch: Type, home: Path) -> None:
 
 def test_follow_exits_with_code_of_job_end(home: Path) -> None:
     done, broken = (Job(folder) for folder in jobs_of(home))
-    assert (group.follow_job(done), group.follow_job(broken)) == (0, group.JOB_FAILED)
+    assert (group.follow_job(done), group.follow_job(broken)) == (0, group.EXIT_JOB_FAILED)
 
 
 def _broken(home: Path) -> JobDir:

@@ -146,6 +146,6 @@ def test_selected_event_kinds_are_found(tmp_path: Path) -> None:
     _write(job, TALE, 1)
     kinds = (d.Launch, reports.Exited)
     assert list(read_kinds(job.journal, *kinds)) == [
-        one for one in TALE if isinstance(journal_file.content(one), kinds)
+        one for one in TALE if isinstance(journal_file.unwrap_message(one), kinds)
     ]
     assert len(list(journal_file.read(job.journal))) == len(TALE)

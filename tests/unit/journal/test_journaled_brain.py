@@ -35,7 +35,7 @@ def _begun(job: JobDir) -> JournaledBrain:
 
 
 def _written(job: JobDir) -> list[str]:
-    return [type(journal_file.content(entry.news)).__name__ for entry in journal_file.read(job.journal)]
+    return [type(journal_file.unwrap_message(entry.news)).__name__ for entry in journal_file.read(job.journal)]
 
 
 def test_report_is_acknowledged_once_on_disk(job: JobDir) -> None:

@@ -51,7 +51,7 @@ def test_one_kind_of_old_journal_is_readable(tmp_path: Path) -> None:
     path = _unpacked(OLD[0], tmp_path)
     found = list(journal_file.read_kinds(path, d.Judge, reports.Exited))
     wanted = [entry.news for entry in journal_file.read(path)]
-    assert found == [one for one in wanted if isinstance(journal_file.content(one), (d.Judge, reports.Exited))]
+    assert found == [one for one in wanted if isinstance(journal_file.unwrap_message(one), (d.Judge, reports.Exited))]
     assert found
 
 

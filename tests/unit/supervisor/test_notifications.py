@@ -18,7 +18,7 @@ import pytest
 from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import Facts
-from orchestrator.core.mask import Mask
+from orchestrator.core.secret_mask import Mask
 from orchestrator.supervisor import notifications
 from orchestrator.supervisor.notifications import DeliveryThread, Notifier, post, run_command
 from tests.support import jobs

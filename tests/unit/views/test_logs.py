@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.client.logs.reader import LogBlock, LogLine, LogQuery, lines
 from orchestrator.core.invisible_characters import escape_harmful
-from orchestrator.core.mask import Mask
+from orchestrator.core.secret_mask import Mask
 from orchestrator.views.logs import (
     FOLD_LINES_MAX,
     Deduplicator,

@@ -143,7 +143,7 @@ def test_copy_is_shown_with_progress() -> None:
 
 @pytest.mark.parametrize(("reason", "shown"), [("", "waiting  a\n"), ("busy: b", "waiting  a: busy: b\n")])
 def test_waiting_job_is_listed_with_reason_if_any(reason: str, shown: str) -> None:
-    assert cells.plain_text(tables.waiting([_status((), id="a", state="QUEUED", reason=reason)])) == shown
+    assert cells.plain_text(tables.waiting_lines([_status((), id="a", state="QUEUED", reason=reason)])) == shown
 
 
 def test_tracker_runs_are_counted_and_last_is_named() -> None:

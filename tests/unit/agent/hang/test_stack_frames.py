@@ -92,11 +92,11 @@ def test_torn_and_unknown_lines_are_skipped() -> None:
 def test_location_is_innermost_user_frame_with_loader() -> None:
     """The location is the user's innermost frame and mentions the loader around it."""
     plain = stack((C10D, "all_reduce"), (LOGGER, "wrapper"), (MINE, "step"), (MINE, "<module>"))
-    assert stack_frames.describe_place(plain) == "train.py:3 step"
+    assert stack_frames.describe_shown_frame(plain) == "train.py:3 step"
     loading = stack((MINE, "load_batch"), (FETCH, "fetch"), (LOADER, "__next__"), (MINE, "<module>"))
-    assert stack_frames.describe_place(loading) == "train.py:1 load_batch (DataLoader of the main thread)"
-    assert stack_frames.describe_place(stack((C10D, "barrier"))) == "distributed_c10d.py:1 barrier"
-    assert stack_frames.describe_place(()) == ""
+    assert stack_frames.describe_shown_frame(loading) == "train.py:1 load_batch (DataLoader of the main thread)"
+    assert stack_frames.describe_shown_frame(stack((C10D, "barrier"))) == "distributed_c10d.py:1 barrier"
+    assert stack_frames.describe_shown_frame(()) == ""
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_import_machinery_is_left_out_unless_alone() -> None:
         MINE,
     ]
     assert stack_frames.drop_import_frames(deep[:2]) == deep[:2]
-    assert stack_frames.find_place(deep[:3]) == deep[2].brief
+    assert stack_frames.find_shown_frame(deep[:3]) == deep[2].brief
 
 
 @pytest.mark.parametrize(

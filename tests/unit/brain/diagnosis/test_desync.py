@@ -11,7 +11,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.core import observations
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
-from orchestrator.journal.journal_file import content
+from orchestrator.journal.journal_file import unwrap_message
 from tests.support.brain_story import Story, at, look, none_of, only
 
 GROUP = "00c0ffee"
@@ -74,7 +74,7 @@ def test_skipped_collective_names_rank_and_step() -> None:
     story = running()
     assert not train(story, 2, 40, skips)
     said = train(story, 42, 64, skips)
-    assert {type(content(one)) for one in said} == {orders.Inspect}
+    assert {type(unwrap_message(one)) for one in said} == {orders.Inspect}
     verdict = only(looked(story, began=41), d.Judge).verdict
     assert (verdict.kind, verdict.ranks, verdict.node, verdict.step) == (d.VerdictKind.DESYNC, (2,), "n2", 41)
     assert verdict.culprit == (

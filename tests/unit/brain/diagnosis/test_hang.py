@@ -11,7 +11,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.core import observations
 from orchestrator.core.status_types import Frame
 from orchestrator.core.wire import orders
-from orchestrator.journal.journal_file import content
+from orchestrator.journal.journal_file import unwrap_message
 from tests.support.brain_story import Story, look, none_of, only
 from tests.support.hang_story import (
     ALL,
@@ -304,7 +304,7 @@ def test_cpu_time_hides_no_hang_if_rank_waits() -> None:
         for second in range(1, 300):
             story.hear(beat(1, 0, cpu_s=second * 0.9), beat(0, 0, cpu_s=0.0))
             story.wait(1.0)
-            asked = [one for one in story.said if isinstance(content(one), orders.Inspect)]
+            asked = [one for one in story.said if isinstance(unwrap_message(one), orders.Inspect)]
             if asked and none_of(story.said, d.Judge):
                 story.hear(*story.looked(*(stood(one, story.now_s - asked[0].at) for one in found)))
         assert none_of(story.said, d.Judge) is not is_judged
@@ -318,7 +318,7 @@ def test_log_lines_delay_verdict_only_without_proof() -> None:
         for second in range(1, 400):
             story.hear(beat(0, steps, log_bytes=second))
             silence(story, *waiting, odd, for_s=1.0)
-            asked = [one for one in story.said if isinstance(content(one), orders.Inspect)]
+            asked = [one for one in story.said if isinstance(unwrap_message(one), orders.Inspect)]
             if asked:
                 story.hear(*story.looked(*(stood(one, story.now_s - asked[0].at) for one in (*waiting, odd))))
         assert none_of(story.said, d.Judge) is not is_judged
@@ -338,7 +338,7 @@ def test_silently_working_gang_is_never_judged() -> None:
 def test_unseen_state_has_the_upper_limit() -> None:
     story = gang_of(hang_timeout_s=100.0)
     for _ in range(190):
-        if any(isinstance(content(one), orders.Inspect) for one in story.wait(0.5)):
+        if any(isinstance(unwrap_message(one), orders.Inspect) for one in story.wait(0.5)):
             story.hear(*story.looked(*(look(rank) for rank in ALL)))
     assert none_of(story.said, d.Judge)
 
@@ -363,7 +363,7 @@ def test_hang_timeout_needs_two_inspections_even_if_empty() -> None:
     story = Story(2, hang_timeout_s=10.0)
     story.run()
     story.hear(beat(0, 4), beat(1, 3))
-    assert [type(content(one)) for one in story.wait(10.0)] == [orders.Inspect, orders.Inspect]
+    assert [type(unwrap_message(one)) for one in story.wait(10.0)] == [orders.Inspect, orders.Inspect]
     again = story.hear(*story.looked(look(0, stack=("all_reduce",)), look(1, stack=("all_reduce",))))
     assert none_of(again, d.Judge) and not none_of(again, orders.Inspect)
     taken = story.looked(look(0, stack=("all_reduce",)), look(1, stack=("all_reduce",)))

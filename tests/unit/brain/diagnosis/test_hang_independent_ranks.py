@@ -7,7 +7,7 @@ import pytest
 from orchestrator.brain.model import decisions as d
 from orchestrator.core import observations
 from orchestrator.core.wire import orders
-from orchestrator.journal.journal_file import content
+from orchestrator.journal.journal_file import unwrap_message
 from tests.support.brain_story import Story, look, none_of, notices
 from tests.support.hang_story import (
     ALL,
@@ -79,7 +79,7 @@ def test_briefly_paused_rank_is_not_stopped() -> None:
     story = gang_of()
     for _ in range(8):  # each beat finds it stopped
         story.hear(beat(2, 9, "T"))
-        if any(isinstance(content(one), orders.Inspect) for one in story.wait(1.0)):
+        if any(isinstance(unwrap_message(one), orders.Inspect) for one in story.wait(1.0)):
             story.hear(*story.looked(*(look(rank, observations.Activity.PROGRESSING) for rank in ALL)))
     assert none_of(story.said, d.Judge)
 

@@ -15,7 +15,7 @@ from orchestrator.core import observations, text
 from orchestrator.core.errors import Fault
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
-from orchestrator.journal.journal_file import content
+from orchestrator.journal.journal_file import unwrap_message
 from tests.support.brain_story import Story, given, look, none_of, notices, only
 from tests.support.frames import frame
 from tests.support.hang_story import (
@@ -44,7 +44,7 @@ def test_state_t_hangs_after_six_seconds() -> None:
     story = gang_of(2, hang_timeout_s=30.0)
     story.hear(beat(0, 9, "T"))
     story.now_s += 3.0
-    assert {type(content(one)) for one in story.hear(beat(0, 9, "T"))} == {orders.Inspect}
+    assert {type(unwrap_message(one)) for one in story.hear(beat(0, 9, "T"))} == {orders.Inspect}
     answers = story.looked(look(0, observations.Activity.STOPPED, state="T"), look(1, WAITS))
     assert none_of(story.hear(*answers), d.Judge)
     story.now_s += 3.0
@@ -191,12 +191,12 @@ def test_notify_reports_hang_once_and_withdraws_it() -> None:
     story = gang_of(2, on_hang="notify")
     found = [look(0, WAITS), look(1, STOPPED, state="T", where="train.py:5 f")]
     assert notices(silence(story, *found), d.NoticeTopic.HANG)
-    looks = len([one for one in story.said if isinstance(content(one), orders.Inspect)])
+    looks = len([one for one in story.said if isinstance(unwrap_message(one), orders.Inspect)])
     said = []
     for _ in range(100):
         said += story.wait(0.5)
     assert not notices(said, d.NoticeTopic.HANG) and none_of(story.said, orders.Stop)
-    assert len([one for one in story.said if isinstance(content(one), orders.Inspect)]) > looks
+    assert len([one for one in story.said if isinstance(unwrap_message(one), orders.Inspect)]) > looks
     (withdrawn,) = notices(beats(story, 10), d.NoticeTopic.HANG)
     assert withdrawn.withdrawn and withdrawn.why == "the job makes progress again"
     assert notices(silence(story, *found), d.NoticeTopic.HANG), "another hang is told anew"
@@ -209,7 +209,7 @@ def test_logging_thread_neither_hides_nor_withdraws_hang() -> None:
     for second in range(1, 300):
         story.hear(beat(0, 9, log_bytes=second))
         story.wait(1.0)
-        asked = [one for one in story.said if isinstance(content(one), orders.Inspect)]
+        asked = [one for one in story.said if isinstance(unwrap_message(one), orders.Inspect)]
         if asked:
             story.hear(*story.looked(*(stood(one, story.now_s - asked[0].at) for one in found)))
     assert [one.withdrawn for one in notices(story.said, d.NoticeTopic.HANG)] == [False]

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.client.logs.reader import FLUSH_S, LINE_BYTES_MAX, Follower, LogLine, LogQuery, lines, read
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
-from orchestrator.core.mask import Mask
+from orchestrator.core.secret_mask import Mask
 
 S = 1_000_000_000
 NOW_NS = 1_000_000 * S

@@ -22,7 +22,7 @@ READERS = {
     "client/host_listing.py": "whether a file is as it was at its last look, to the second",
     "core/host/file_age.py": "",
     "core/jobdir/requests.py": "shown, and its age is by `file_age`",
-    "programs/metrics.py": "its age is by `file_age`",
+    "programs/prometheus.py": "its age is by `file_age`",
 }
 """The files that read a time of a file in seconds, and why. All others read it in nanoseconds, to tell a file from itself."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.core import codec
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.mask import Mask, make_mask
+from orchestrator.core.secret_mask import Mask, make_mask
 
 
 def load_mask(job: JobDir) -> Mask:

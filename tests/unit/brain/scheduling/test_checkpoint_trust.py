@@ -10,7 +10,7 @@ import pytest
 from orchestrator.brain.brain import COMPARE_S_MAX
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.scheduling import checkpoints
+from orchestrator.brain.scheduling import checkpoint_trust
 from orchestrator.brain.scheduling.repeated_failure import ALIKE_MAX
 from orchestrator.core.checkpoints.checkpoint import CheckpointState, FileLocation, StepSource
 from orchestrator.core.observations import Failure
@@ -180,10 +180,12 @@ def test_checkpoint_of_other_world_size_ends_job() -> None:
 def test_unusable_checkpoints_are_forgotten_first() -> None:
     """Checkpoints that cannot be resumed from are forgotten first."""
     story = _crashed()
-    gone = [story.saved(step, state=CheckpointState.GONE) for step in range(100, 100 + checkpoints.CHECKPOINTS_MAX)]
+    gone = [
+        story.saved(step, state=CheckpointState.GONE) for step in range(100, 100 + checkpoint_trust.CHECKPOINTS_MAX)
+    ]
     story.hear(story.saved(10), *gone, story.saved(900))
     known = story.brain.facts.checkpoints
-    assert len(known) == checkpoints.CHECKPOINTS_MAX and {1010, 1900} <= set(known) and 1100 not in known
+    assert len(known) == checkpoint_trust.CHECKPOINTS_MAX and {1010, 1900} <= set(known) and 1100 not in known
 
 
 # Comparing

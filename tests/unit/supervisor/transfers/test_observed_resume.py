@@ -13,7 +13,7 @@ from orchestrator.core.checkpoints.checkpoint import (
 )
 from orchestrator.core.wire.reports import CheckpointsRead
 from orchestrator.supervisor.transfers.completion import CheckpointGang
-from orchestrator.supervisor.transfers.resume_source import DetectedSource, ResumeSourceTracker
+from orchestrator.supervisor.transfers.observed_resume import DetectedSource, ResumeSourceTracker
 from tests.support.saved_files import saved
 
 GANG = CheckpointGang(2, 0, 4, ("n0", "n1"))

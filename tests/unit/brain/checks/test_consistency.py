@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
+from orchestrator.brain.checks.consistency import findings
 from orchestrator.brain.checks.finding import Severity
-from orchestrator.brain.checks.sameness import findings
 from orchestrator.core.host_facts import HostFacts
 
 from .facts import GPU, HEALTHY, host, program

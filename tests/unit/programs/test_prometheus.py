@@ -12,7 +12,7 @@ from orchestrator.core import codec
 from orchestrator.core.host import host_health
 from orchestrator.core.host.host_health import HostHealth
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.programs.metrics import make_registry
+from orchestrator.programs.prometheus import make_registry
 from tests.support import folders, jobs
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.ranks.hook import errors
-from orchestrator.client.logs import secret_mask
+from orchestrator.client.logs import job_mask
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.mask import CUT_CHARS_MIN, CUT_MARK, HIDDEN, Mask
+from orchestrator.core.secret_mask import CUT_CHARS_MIN, CUT_MARK, HIDDEN, Mask
 
 SECRET = "qZ7-Wv9_Kx2+Jm4"
 FILL = "." * CUT_CHARS_MIN
@@ -88,7 +88,7 @@ def test_cut_is_placed_beside_a_secret(at: int) -> None:
 def test_unreadable_secrets_are_not_shown(tmp_path: Path) -> None:
     """Secrets that cannot be read are no reason to show them."""
     job = JobDir(tmp_path)
-    assert secret_mask.load_mask(job).apply("x") == "x"  # another user's
+    assert job_mask.load_mask(job).apply("x") == "x"  # another user's
     (job.secrets / "secrets.json").mkdir(parents=True)
     with pytest.raises(ValueError, match="cannot be read"):
-        secret_mask.load_mask(job)
+        job_mask.load_mask(job)
