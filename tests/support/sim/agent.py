@@ -157,6 +157,7 @@ class Agent:
                     exiting=rank.left,
                     alone=rank.alone,
                     training=rank.training,
+                    nonfinite_losses=rank.nonfinite_losses,
                     groups=() if rank.is_silent else counts.GROUPS,
                     collective_counts=() if rank.is_silent else counts.marks(rank),
                 )

@@ -76,9 +76,16 @@ class Rank:
     @property
     def training(self) -> Training | None:
         """Return what it prints of its training."""
-        first, last = self.gang.world.night.odd_loss
-        is_odd = first <= self.count < last
-        return Training(ReportedNumber("inf" if is_odd else 1.0)) if last and self.count else None
+        last = self.gang.world.night.odd_loss[1]
+        return Training(ReportedNumber("inf" if self.nonfinite_losses else 1.0)) if last and self.count else None
+
+    @property
+    def nonfinite_losses(self) -> int:
+        """Return how many losses in a row it has last printed that are infinite: one at each step."""
+        night, step = self.gang.world.night, self.gang.base + self.count
+        first, last = night.odd_loss
+        is_odd = self.count and first <= step < last and self.gang.attempt <= night.odd_loss_attempts
+        return min(step - first + 1, self.count) if is_odd else 0
 
     @property
     def is_stuck(self) -> bool:

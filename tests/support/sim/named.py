@@ -90,6 +90,11 @@ NAMED = {
     "ranks-that-are-alone-and-end-early": _night(steps=12, alone_steps=99),
     "ranks-whose-loss-is-infinite": _night(odd_loss=(12, 99)),
     "ranks-whose-loss-is-infinite-for-a-while": _night(odd_loss=(12, 24)),
+    "a-loss-that-stays-infinite-is-rolled-back": _night(
+        odd_loss=(19, 99), odd_loss_attempts=1, limits=limits_of(on_nan="rollback")
+    ),
+    "a-loss-that-is-infinite-twice-fails": _night(odd_loss=(19, 99), limits=limits_of(on_nan="rollback")),
+    "a-loss-that-stays-infinite-fails": _night(odd_loss=(19, 99), limits=limits_of(on_nan="fail")),
     "ranks-of-which-one-ends-well-behind-a-traceback": _night(steps=12, caught_rank=2),
     "checkpoints-that-state-their-step": _night(
         Fault(Harm.CRASH, rank=2, step=28), naming=Naming.SAVE, late_steps=9, states=True

@@ -138,10 +138,9 @@ class Night:
     probe_rank: int = -1  # this rank alone makes steps of another optimizer now and then
     alone_steps: int = 0  # for so many steps ranks have formed no process group
     company_rank: int = -1  # but this one has
-    odd_loss: tuple[int, int] = (
-        0,
-        0,
-    )  # at the steps from one to the other the loss that ranks print is infinite (nan differs from itself)
+    # At the job's steps from one to the other the loss that ranks print is infinite (nan differs from itself); in so many attempts
+    odd_loss: tuple[int, int] = (0, 0)
+    odd_loss_attempts: int = 99
     caught_rank: int = -1  # the log of this rank ends with a traceback, and it exits with code 0
     states: bool = False  # checkpoints state the step that they hold
     late_steps: int = 0  # so many steps too late, at most, a checkpoint's time is taken

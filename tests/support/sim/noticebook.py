@@ -20,12 +20,16 @@ ALONE_STEPS = 30
 
 SAID_S_MAX = 1.0
 
+LOSSES_MIN = 2
+"""So many losses in a row that are not finite are no step that a scaler skips."""
+
 
 class NoticeBook:
     """What the ranks of the present attempt have told, and what was said of it."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
+        self.has_diverged = False
         self._begin()
 
     def _begin(self) -> None:
@@ -35,6 +39,7 @@ class NoticeBook:
         self.losses: dict[int, float] = {}  # of each rank the last
         self.losses_said = self.losses_withdrawn = 0
         self.loss_due_s: float | None = None
+        self.diverged_s: float | None = None  # since when two losses in a row of a rank were not finite
         self.caught: set[int] = set()  # they ended well behind a traceback
         self.ends_said = 0
 
@@ -49,6 +54,8 @@ class NoticeBook:
                 self.steps[one.rank] = one.steps
             if one.training is not None and one.training.loss is not None:
                 self.losses[one.rank] = one.training.loss
+            if one.nonfinite_losses >= LOSSES_MIN and self.diverged_s is None:
+                self.diverged_s = self.ledger.world.now
         if self._is_loss_odd() == (self.losses_said > self.losses_withdrawn):
             self.loss_due_s = None
         elif self.loss_due_s is None:
@@ -71,6 +78,10 @@ class NoticeBook:
         wrong = self.said > self.withdrawn and not self._are_alone(1) and not decisions
         self.ledger.must(not wrong or self._is_over(), "ranks are no longer alone, and it is not taken back")
 
+        acts = self.ledger.world.night.limits.on_nan != "notify"
+        late = self.diverged_s is not None and self.ledger.world.now > self.diverged_s + SAID_S_MAX and not decisions
+        self.ledger.must(not (acts and late) or self._is_over(), f"the loss stays {self.losses}, and nothing follows")
+
         late = self.loss_due_s is not None and self.ledger.world.now > self.loss_due_s and not decisions
         is_said = self.losses_said > self.losses_withdrawn
         self.ledger.must(
@@ -87,8 +98,16 @@ class NoticeBook:
     def written(self, news: News) -> None:
         must = self.ledger.must
         match news:
-            case d.BeginAttempt():
+            case d.BeginAttempt(resume=resume):
                 self._begin()
+                first = self.ledger.world.night.odd_loss[0]
+                sound = not self.has_diverged or resume is None or (resume.step or 0) < first
+                must(sound, f"the loss was infinite from step {first} on: {news}")
+            case d.Judge(verdict=d.Verdict(kind=d.VerdictKind.DIVERGED) as verdict):
+                on_nan = self.ledger.world.night.limits.on_nan
+                must(on_nan != "notify" and self.diverged_s is not None, f"the losses are {self.losses}: {news}")
+                must(verdict.retry == (on_nan == "rollback" and not self.has_diverged), f"again or not: {news}")
+                self.has_diverged = True
             case d.Notice(topic=d.NoticeTopic.ALONE, withdrawn=False):
                 self.said += 1
                 must(self.said == 1, f"said again: {news}")

@@ -29,6 +29,9 @@ PASSED_MAX = 20
 OWN_KINDS = (d.VerdictKind.CRASH, d.VerdictKind.OOM)
 """How ranks end that cannot load a save."""
 
+LATE_STEPS = 10
+"""So many steps before a loss that is not finite may be given up: a loss is told some seconds late."""
+
 
 class SaveBook:
     """What is known of the saves of one night."""
@@ -204,7 +207,11 @@ class SaveBook:
             self._must(not is_given_up, f"it was given up, and another has helped: {save}")
             self._must(not is_odd or save.state is not CheckpointState.WHOLE, f"it was out of step: {save}")
             if save.state is CheckpointState.DISTRUSTED and save.number not in self.given_up:
-                self._must(is_odd or save.number == self.named, f"for no reason: {save}")
+                is_unsound = (
+                    self.ledger.notices.has_diverged
+                    and (save.step or 0) > self.ledger.world.night.odd_loss[0] - LATE_STEPS
+                )
+                self._must(is_odd or is_unsound or save.number == self.named, f"for no reason: {save}")
 
     def resumed(self, news: e.ResumeRequested) -> None:
         """A person has named a save, or wants the newest: where a later attempt has passed the one that was named before,
