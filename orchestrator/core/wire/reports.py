@@ -15,6 +15,7 @@ from orchestrator.core.observations import (
     CollectiveCounts,
     Failure,
     Framework,
+    GpuState,
     RankInspection,
     ReachableAddress,
     ReportedRank,
@@ -225,6 +226,13 @@ class Inspected(OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
+class GpusChanged(OfAttempt):
+    """What is to be said of the GPUs of this node has changed. Those that are not named are healthy."""
+
+    gpus: tuple[GpuState, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SaveSeen(OfAttempt):
     """A save that ranks have written where this agent looks, or its part of one. Reported anew when it has changed."""
 
@@ -255,7 +263,9 @@ class CheckpointsRead(OfAttempt):
     is_known: bool
 
 
-NodeReport: TypeAlias = Prepared | PrepareFailed | LaunchEnded | Probed | Started | Exited | Stopped | Inspected
+NodeReport: TypeAlias = (
+    Prepared | PrepareFailed | LaunchEnded | Probed | Started | Exited | Stopped | Inspected | GpusChanged
+)
 ReliableReport: TypeAlias = NodeReport | SaveSeen | SaveHashed | CheckpointsRead
 
 
