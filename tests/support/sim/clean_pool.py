@@ -203,7 +203,8 @@ def _boots(plain: Night) -> Case:
 def _sick(plain: Night, step: int) -> list[Case]:
     """A GPU of a host is sick, and a rank crashes or hangs there, or elsewhere; another host takes over, or none can."""
     plain = dataclasses.replace(plain, steps=60)
-    sick, crash = Fault(Harm.GPU_SICK, node=1, step=step - 5), Fault(Harm.CRASH, step=step, rank=plain.ranks)
+    step += 12  # later than the agent sees the GPU at the latest
+    sick, crash = Fault(Harm.GPU_SICK, 0.1, node=1), Fault(Harm.CRASH, step=step, rank=plain.ranks)
     late = dataclasses.replace(sick, step=step)
     hung = Fault(Harm.STOPPED, step=step, rank=plain.ranks)
     elsewhere = Fault(Harm.CRASH, step=step, rank=0)
