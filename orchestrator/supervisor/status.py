@@ -272,17 +272,13 @@ def _stragglers(facts: Facts) -> tuple[StragglerStatus, ...]:
         return ()
     return tuple(
         StragglerStatus(
-            rank=rank.rank,
-            node=rank.node,
-            factor=round(rank.straggler.factor, 2),
-            own_s=round(rank.straggler.own_work_s, 4),
-            peers_s=round(rank.straggler.peers_s, 4),
-            since_step=attempt.call_step + rank.straggler.step,
+            rank=rank.rank, node=rank.node, factor=round(slow.factor, 2), own_s=round(slow.own_work_s, 4),
+            peers_s=round(slow.peers_s, 4), since_step=attempt.call_step + slow.step,
             gpu_remarks=stragglers.gpu_remarks(facts, rank),
         )
         for rank in stragglers.slow_ranks(facts)
-        if rank.straggler is not None
-    )
+        if (slow := rank.straggler) is not None
+    )  # fmt: skip
 
 
 def _suspected(facts: Facts, now: Now) -> Suspicion | None:
@@ -290,9 +286,8 @@ def _suspected(facts: Facts, now: Now) -> Suspicion | None:
     current = suspects.current_suspicion(facts, now.job_s)
     if current is None:
         return None
-    return replace(
-        current, for_s=round(current.for_s, 1), in_s=None if current.in_s is None else round(current.in_s, 1)
-    )
+    in_s = None if current.in_s is None else round(current.in_s, 1)
+    return replace(current, for_s=round(current.for_s, 1), in_s=in_s)
 
 
 def _rate_per_s(facts: Facts, rank: RankFacts, now: Now) -> float | None:

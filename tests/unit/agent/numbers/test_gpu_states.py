@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import time
 
 import pytest
 
-from orchestrator.agent.numbers import gpu_states, gpu_use
+from orchestrator.agent.numbers import gpu_use
 from orchestrator.agent.numbers.gpu_states import COLUMNS, LOST, REMARKS_S, GpuStates
 from orchestrator.core.errors import HostError
 from orchestrator.core.host import gpus
@@ -199,11 +200,11 @@ def test_remarks_are_told_rarely_and_faults_at_once(monkeypatch: pytest.MonkeyPa
 
 def test_fault_has_the_time_at_which_it_was_first_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     driver, times = Driver(monkeypatch), iter(("14:02:11 UTC", "14:02:31 UTC"))
-    monkeypatch.setattr(gpu_states.time, "strftime", lambda *_: next(times))
+    monkeypatch.setattr(time, "strftime", lambda *_: next(times))
     driver.gpus["3"] = {ACTION: "Reset"}
     states = asked("3")
     driver.gpus["3"] = {ACTION: "Reset", PENDING: "Yes"}
-    monkeypatch.setattr(gpu_states.time, "strftime", lambda *_: "later")
+    monkeypatch.setattr(time, "strftime", lambda *_: "later")
     states.ask("nvidia-smi")
     news = states.take_news(0.0)
     assert news is not None and [(gpu.fault, gpu.since) for gpu in news] == [("wants a reset", "14:02:11 UTC")]

@@ -18,8 +18,8 @@ def gpus(node: int, *states: GpuState, attempt: int = 1) -> e.FromNode:
     return e.FromNode(0.0, f"n{node}", reports.GpusChanged(attempt, states))
 
 
-def _running(hosts: int = 3, spares: int = 1, **limits: object) -> Story:
-    story = Story(hosts=hosts, spares=spares, **limits)
+def _running(hosts: int = 3, spares: int = 1, restarts_max: int = 3) -> Story:
+    story = Story(hosts=hosts, spares=spares, restarts_max=restarts_max)
     story.hear(*(story.up(node) for node in range(2 + spares)))
     story.run_on(0, 1)
     return story
@@ -96,9 +96,9 @@ def test_new_agent_has_said_nothing_of_gpus() -> None:
     story = _running()
     story.hear(gpus(1, SICK))
     story.hear(story.up(1, running=1, ready=1))
-    assert story.brain.facts.nodes["n1"].gpus == (SICK,), "the same agent is back"
+    assert list(story.brain.facts.nodes["n1"].gpus) == [SICK], "the same agent is back"
     story.hear(story.up(1, boot="b"))
-    assert story.brain.facts.nodes["n1"].gpus == ()
+    assert list(story.brain.facts.nodes["n1"].gpus) == []
 
 
 def test_without_another_host_all_is_as_after_any_crash() -> None:
