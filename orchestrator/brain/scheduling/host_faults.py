@@ -47,7 +47,9 @@ def fold_gpus(facts: Facts, node: NodeFacts, gpus: tuple[GpuState, ...]) -> None
 
 
 def readmit(facts: Facts) -> None:
-    """Use hosts with a sick GPU again if without them the job would have too few."""
+    """Use hosts with a sick GPU again if without them the job would have too few, as far as is known now."""
+    if facts.attempt is not None and facts.attempt.leaves_host:
+        facts.attempt.leaves_host = placement.has_substitute(facts)
     if facts.pool is None or placement.count_free(facts) >= facts.pool.nodes:
         return
     for node in facts.nodes.values():

@@ -58,6 +58,7 @@ class PoolBook:
         self.unsure: set[str] = set()  # refused for good, and have been up: they may be booting
         self.barred: dict[str, str] = {}  # refused for good, unfit, or not to be reached by its peers
         self.sick: dict[str, bool] = {}  # whether the present agent of each host has said that a GPU is
+        self.sick_then: set[str] = set()  # those when the last verdict fell, or after it
         self.boots: dict[str, str] = {}
         self.maybe: set[str] = set()  # barred for a sick GPU, and there were too few others since
         self.hung: dict[str, int] = {}  # how often ranks have hung on each host
@@ -82,7 +83,11 @@ class PoolBook:
 
     def written(self, news: News) -> None:
         """Judge a line of the journal as far as hosts go, and enter it."""
+        self._count_others()
         self._enter(news)
+        self._count_others()
+
+    def _count_others(self) -> None:
         others = [name for name in self.names if self._may_come(name)]
         if len(others) < self.nodes:
             self.maybe |= {name for name, why in self.barred.items() if why == "sick"}
@@ -98,9 +103,7 @@ class PoolBook:
             return False
         name = verdict.node
         self._must(verdict.kind in (d.VerdictKind.CRASH, d.VerdictKind.HANG), f"no fault of a host: {begun}")
-        self._must(
-            self.sick.get(name, False) and f"{name} is not used again" in begun.why, f"an innocent host: {begun}"
-        )
+        self._must(name in self.sick_then and f"{name} is not used again" in begun.why, f"an innocent host: {begun}")
         self._must(len(self.names) > self.nodes, f"there is no other host: {begun}")
         self.barred[name] = "sick"
         self.maybe.discard(name)
@@ -144,6 +147,7 @@ class PoolBook:
                 self.ahead, self.queued_s = news.ahead, self.world.clock
             case e.FromNode(node=node, report=reports.GpusChanged(gpus=gpus)):
                 self.sick[node] = bool(gpus)
+                self.sick_then |= {node} if gpus else set()
             case e.FromNode(node=node, report=reports.Probed() as probed) if self._is_current(probed):
                 self.probed.setdefault(node, list(probed.reached))
             case e.FromNode(report=reports.PrepareFailed() as failed) if self._is_current(failed):
@@ -228,6 +232,7 @@ class PoolBook:
                 self.started = True
             case d.Judge():
                 self.stopping = True
+                self.sick_then = {name for name, sick in self.sick.items() if sick}
                 self._judged(news.verdict)
             case d.Finish():
                 self.stopping = True
