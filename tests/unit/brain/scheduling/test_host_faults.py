@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.brain.scheduling import allocation
 from orchestrator.core import observations
 from orchestrator.core.observations import GpuState
+from orchestrator.core.plan_types import QueueTerms
 from orchestrator.core.wire import orders, reports
 from tests.support.brain_story import Story, look, names, none_of, only
 
@@ -188,3 +190,25 @@ def test_hang_on_host_with_sick_gpu_is_its_fault() -> None:
 
 def _looks() -> tuple[observations.RankInspection, ...]:
     return look(0, observations.Activity.WAITING_FOR_RANKS), look(1, observations.Activity.STOPPED)
+
+
+def test_spare_of_allocation_takes_over_and_requeue_avoids_node() -> None:
+    story = Story(hosts=3, spares=1, queue=QueueTerms(True, 60.0))
+    story.hear(*(story.up(node) for node in range(3)))
+    story.run_on(0, 1)
+    story.hear(gpus(1, SICK))
+    _crash(story)
+    story.wait(5.0)
+    assert _places(_stop(story)) == ["n0", "n2"]
+    avoided = allocation.nodes_to_avoid(story.brain.facts)
+    assert list(avoided) == ["n1"] and "its GPU 3 wants a reset" in avoided["n1"]
+
+
+def test_allocation_without_spare_keeps_node() -> None:
+    story = Story(hosts=2, queue=QueueTerms(True, 60.0))
+    story.hear(story.up(0), story.up(1))
+    story.run_on(0, 1)
+    story.hear(gpus(1, SICK))
+    _crash(story)
+    story.wait(5.0)
+    assert _places(_stop(story)) == ["n0", "n1"] and story.brain.facts.restarts_spent == 1
