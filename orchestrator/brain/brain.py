@@ -267,7 +267,7 @@ def _grace_s(facts: Facts, attempt: AttemptFacts) -> float:
     """An intact gang (cancel, time limit) gets the user's grace to save a checkpoint; a broken one cannot save anything."""
     assert facts.limits is not None
     verdict = attempt.verdict
-    is_intact = verdict is None or attempt.costs_no_restart
+    is_intact = verdict is None or attempt.is_preempted
     plain_s = facts.limits.stop_grace_s if is_intact else facts.limits.break_grace_s
     return allocation.grace_s(facts, attempt, plain_s)
 

@@ -11,9 +11,9 @@ from typing import Any, cast
 from orchestrator.brain.diagnosis import desync, divergence, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import AttemptFacts, Facts, PastAttempt, Phase
-from orchestrator.brain.model.node_facts import AgentState, NodeFacts, RendezvousFacts
+from orchestrator.brain.model.node_facts import GPU_FIX, AgentState, NodeFacts, RendezvousFacts
 from orchestrator.brain.model.rank_facts import RankFacts
-from orchestrator.brain.scheduling import checkpoint_trust, placement
+from orchestrator.brain.scheduling import checkpoint_trust, host_faults, placement
 from orchestrator.core.checkpoints.checkpoint import CheckpointState
 from orchestrator.core.errors import Fault
 from orchestrator.core.plan_types import PlannedPool
@@ -49,6 +49,7 @@ def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
         and facts.attempt.allocation_lost_at is None
     ):
         _note_missing(facts, facts.attempt)
+        host_faults.readmit(facts)
     facts.attempt = AttemptFacts(news.attempt, news.at, news.at, news.resume)
     facts.attempt.passed_over = news.passed_over
     facts.resume_count += 0 < facts.resumed_after == news.attempt - 1
@@ -93,6 +94,8 @@ def _note_missing(facts: Facts, attempt: AttemptFacts) -> None:
             node.excluded = Fault(
                 node.name, f"excluded: in attempt {attempt.number} all but this host were ready in time"
             )
+        elif attempt.leaves_host and verdict is not None and verdict.node == node.name:
+            node.excluded = Fault(node.name, f"excluded: {verdict.host_fault}", GPU_FIX)
         elif placement.has_another(facts) and (hung := _hang_again_text(facts, attempt, node)):
             node.excluded = Fault(node.name, hung)
     may_run_elsewhere = has_other_hosts or facts.queue is not None
@@ -214,6 +217,7 @@ def _judge(facts: Facts, news: d.Judge) -> None:
     if news.verdict.kind is d.VerdictKind.DIVERGED:
         attempt.sound_step = divergence.sound_step(facts, attempt)
     attempt.judged_at = news.at
+    attempt.leaves_host = host_faults.leaves_host(facts, news.verdict)
     checkpoint_trust.fold_judged(facts, attempt)
     _begin_stop(attempt, news.at)
 

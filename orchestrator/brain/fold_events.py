@@ -23,7 +23,7 @@ from orchestrator.brain.model.node_facts import (
     SetupFailure,
 )
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
-from orchestrator.brain.scheduling import allocation, checkpoint_trust
+from orchestrator.brain.scheduling import allocation, checkpoint_trust, host_faults
 from orchestrator.core import observations
 from orchestrator.core.checkpoints.resume_choice import ResumeOverride
 from orchestrator.core.errors import Fault
@@ -93,6 +93,7 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
     node.incarnation = news.incarnation
     node.contact_at = news.at
     node.launch_failures = 0
+    node.gpus = () if is_new else node.gpus
     node.lost_earlier, node.host_busy = "", None
     if node.excluded == node.launch_fault:  # the refused launch is fixed; what the agent found is not
         node.excluded = None
@@ -130,6 +131,7 @@ def _agent_died(facts: Facts, news: e.AgentDied) -> None:
     if node.agent_state is AgentState.LAUNCHING:
         node.launch_failures += 1
         node.launch_fault = Fault(node.name, news.evidence)
+        host_faults.readmit(facts)
     else:
         _note_agent_loss(facts, node, news.evidence, news.at)
     _void_orders(node)
@@ -150,6 +152,7 @@ def _launch_failed(facts: Facts, news: e.LaunchFailed) -> None:
     node.agent_state = AgentState.ABSENT
     if news.trouble is observations.Retryable.BUSY:
         node.host_busy = HostBusy(news.reason, news.at)
+        host_faults.readmit(facts)
         _note_queued(facts, news.at)
         return
     node.host_busy = None
@@ -158,6 +161,7 @@ def _launch_failed(facts: Facts, news: e.LaunchFailed) -> None:
     node.launch_fault = Fault(node.name, what, news.fix)
     if news.trouble is observations.Retryable.PERMANENT and not node.incarnation:
         node.excluded = node.launch_fault  # a host that has been up may be booting
+    host_faults.readmit(facts)
 
 
 def _queue_seen(facts: Facts, news: e.QueueSeen) -> None:
@@ -180,6 +184,8 @@ def _from_node(facts: Facts, news: e.FromNode) -> None:
     match report:
         case reports.Stopped():
             _stopped(facts, node, report, news.at)
+        case reports.GpusChanged():
+            host_faults.fold_gpus(facts, node, report.gpus)
         case _ if not is_current:
             pass
         case reports.Prepared():

@@ -84,7 +84,16 @@ def describe(facts: Facts, rank: RankFacts) -> str:
     slow = rank.straggler
     step = facts.attempt.call_step + slow.step
     times = f"{slow.factor:.1f} x its peers"
-    return f"rank {rank.rank} on {rank.node}, {times} ({slow.own_work_s * 1000:.0f} ms a step) since step {step:,}"
+    work = f"{times} ({slow.own_work_s * 1000:.0f} ms a step) since step {step:,}"
+    remarks = gpu_remarks(facts, rank)
+    return f"rank {rank.rank} on {rank.node}, {work}{f'; {remarks}' if remarks else ''}"
+
+
+def gpu_remarks(facts: Facts, rank: RankFacts) -> str:
+    """Return what nvidia-smi says of the GPUs of a rank's node; empty for nothing."""
+    node = facts.nodes.get(rank.node)
+    told = [(gpu.gpu, one) for gpu in node.gpus for one in (gpu.fault, *gpu.remarks) if one] if node is not None else []
+    return "; ".join(f"GPU {gpu}: {one}" for gpu, one in told)
 
 
 def _is_certain(slow: Straggler, now_s: float) -> bool:

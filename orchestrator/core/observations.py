@@ -186,6 +186,22 @@ class ReachableAddress:
     interface: str
 
 
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """What nvidia-smi says of a GPU that ranks use. `fault`: why it is sick, as in `wants a reset`, and `since` when on its host's
+    clock; both empty for one that is not. `remarks`: what else a person should know."""
+
+    gpu: str
+    fault: str = ""
+    since: str = ""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def fault_text(self) -> str:
+        """Its fault in a line."""
+        return f"its GPU {self.gpu} {self.fault} since {self.since}"
+
+
 class Retryable(enum.Enum):
     """Whether a failed launch is worth a retry."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.brain.fold_events import fold
 from orchestrator.brain.model import decisions as d
@@ -115,6 +115,8 @@ class Record:
         # The facts may know all of several heartbeats before the first is entered: each counts for what it says.
         if not isinstance(content, reports.Heartbeat) or any(rank.steps for rank in content.ranks):
             self.keep_up(entry.news.at)
+        if isinstance(content, reports.GpusChanged):
+            self._amend_verdict()
         ends = isinstance(content, (reports.Stopped, reports.Exited, d.Judge, d.EndJob))
         if ends and (attempt := self._current()) is not None:
             attempt.ended_wall_s = entry.wall_s
@@ -145,6 +147,12 @@ class Record:
         current = self.facts.attempt
         last = self.attempts[-1] if self.attempts else None
         return last if last is not None and current is not None and last.begun.attempt == current.number else None
+
+    def _amend_verdict(self) -> None:
+        """Take the verdict on the attempt from the facts: a sick GPU that was seen late is evidence as well."""
+        attempt, current = self._current(), self.facts.attempt
+        if attempt is not None and attempt.judged is not None and current is not None and current.verdict is not None:
+            attempt.judged = replace(attempt.judged, verdict=current.verdict)
 
     def _record_idle(self, news: News, before_at: float) -> None:
         """Record whether the job has machines. `before_at`: the previous contact; an allocation that was replaced without notice

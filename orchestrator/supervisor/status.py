@@ -272,16 +272,13 @@ def _stragglers(facts: Facts) -> tuple[StragglerStatus, ...]:
         return ()
     return tuple(
         StragglerStatus(
-            rank=rank.rank,
-            node=rank.node,
-            factor=round(rank.straggler.factor, 2),
-            own_s=round(rank.straggler.own_work_s, 4),
-            peers_s=round(rank.straggler.peers_s, 4),
-            since_step=attempt.call_step + rank.straggler.step,
+            rank=rank.rank, node=rank.node, factor=round(slow.factor, 2), own_s=round(slow.own_work_s, 4),
+            peers_s=round(slow.peers_s, 4), since_step=attempt.call_step + slow.step,
+            gpu_remarks=stragglers.gpu_remarks(facts, rank),
         )
         for rank in stragglers.slow_ranks(facts)
-        if rank.straggler is not None
-    )
+        if (slow := rank.straggler) is not None
+    )  # fmt: skip
 
 
 def _suspected(facts: Facts, now: Now) -> Suspicion | None:

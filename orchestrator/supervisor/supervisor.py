@@ -329,17 +329,23 @@ class Supervisor:
             print(f"{status_object.iso(time.time())} {type(decision).__name__}: {decision.why}", flush=True)
             self._write_status(durable=True)
         if isinstance(decision, d.Judge):
-            self._record_lost_host(decision.verdict)
+            self._record_failed_host(decision.verdict)
+        elif isinstance(decision, d.BeginAttempt):
+            past = self._brain.facts.past_attempts[self._brain.facts.resumed_after :]
+            self._record_failed_host(past[-1].verdict if past else None)
         elif isinstance(decision, d.Requeue):
             self.allocation_session.requeue = decision
         elif isinstance(decision, (d.DistrustCheckpoint, d.EndJob)):
             self._checkpoint_tracker.apply_decisions(self._brain.facts)
         self._learn(self._executor.carry_out(decision, gang, self._brain.now_s()))
 
-    def _record_lost_host(self, verdict: d.Verdict) -> None:
-        """Record in the job home that a host was lost, for later jobs."""
-        if verdict.kind is d.VerdictKind.NODE_LOST and verdict.node and self._plan.backend != "local":
-            fault = f"{verdict.kind.value}: {verdict.summary}"
+    def _record_failed_host(self, verdict: d.Verdict | None) -> None:
+        """Record in the job home that a host was lost, or is at fault, for later jobs. What its fault is may be known only after
+        its verdict."""
+        if verdict is None or not verdict.node or self._plan.backend == "local":
+            return
+        if verdict.kind is d.VerdictKind.NODE_LOST or verdict.host_fault:
+            fault = f"{verdict.kind.value}: {verdict.host_fault or verdict.summary}"
             with contextlib.suppress(OSError):
                 note = host_health.HostHealth(verdict.node, time.time(), fault, self._plan.id)
                 host_health.write(self._job.root.parents[1], note)

@@ -280,6 +280,7 @@ def _straggler_lines(stragglers: Sequence[StragglerStatus]) -> list[Line]:
     for slow in stragglers[:STRAGGLERS_SHOWN_MAX]:
         times = f"{slow.factor:.1f} x its peers"
         text = f"rank {slow.rank} on {slow.node}, {times} since step {slow.since_step:,}"
+        text += f"; {slow.gpu_remarks}" if slow.gpu_remarks else ""
         lines.append(line(f"{'' if lines else 'slow':<12}", Cell(text, "yellow")))
     if len(stragglers) > STRAGGLERS_SHOWN_MAX:
         lines.append(line(f"            and {len(stragglers) - STRAGGLERS_SHOWN_MAX} more: --json shows all"))

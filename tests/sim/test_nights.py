@@ -32,7 +32,7 @@ CLEAN_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(25 * 6, NIGHTS
 QUEUE_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(38 * 2, NIGHTS // 8)]
 HANG_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(CASES, NIGHTS // 8)]
 DESYNC_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(DESYNC_CASES * 3, NIGHTS // 8)]
-POOL_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(42 * 2, NIGHTS // 8)]
+POOL_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(42 * 2 + 11, NIGHTS // 8)]
 
 
 def _live(world: World, seed: int, test: str, check: Callable[[], None] = lambda: None) -> None:

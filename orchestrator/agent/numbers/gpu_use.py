@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from orchestrator.agent.numbers.gpu_states import NVIDIA_SMI_S_MAX, GpuStates
 from orchestrator.core.errors import HostError
 from orchestrator.core.host import gpus
+from orchestrator.core.wire import reports
 
-NVIDIA_SMI_S_MAX = 5.0
 POLL_S = 20.0
-"""How often it is asked periodically: two tables, so once in ten seconds."""
+"""How often it is asked periodically: three tables, so once in seven seconds."""
 
 STALE_S = 90.0
 """An older answer does not count."""
@@ -61,32 +62,49 @@ NO_USE = GpuUse()
 def read_gpu_use() -> GpuUse:
     """Return the use of every GPU of the host and its processes; an empty text where nvidia-smi is missing."""
     tool = gpus.find_nvidia_smi()
-    if tool is None:
-        return NO_USE
+    return NO_USE if tool is None else _read_use(tool)
+
+
+def _read_use(tool: str) -> GpuUse:
     use = _run_tool(tool, f"--query-gpu={_QUERY}")
     users = _run_tool(tool, "--query-compute-apps=pid,gpu_uuid,used_memory")
     return parse_tables(use, users)
 
 
 class GpuPoller:
-    """The use of the host's GPUs, asked for in a thread: nvidia-smi may take seconds."""
+    """Use and states of the host's GPUs, asked for in a thread: nvidia-smi may take seconds."""
 
     def __init__(self) -> None:
-        self._has_tool = gpus.find_nvidia_smi() is not None
+        self.states = GpuStates()
+        self._tool = gpus.find_nvidia_smi()
+        self._is_hurried = False
         self._due_s = self._asked_s = 0.0
         self._thread: threading.Thread | None = None
         self._latest = NO_USE
 
     def latest(self, now_s: float) -> GpuUse:
         """Return the last answer, and ask again when that is due."""
-        if self._has_tool and now_s >= self._due_s and (self._thread is None or not self._thread.is_alive()):
-            self._due_s = now_s + POLL_S
-            self._thread = threading.Thread(target=self._poll, args=(now_s,), name="gpus", daemon=True)
+        is_due = now_s >= self._due_s or self._is_hurried
+        if self._tool is not None and is_due and (self._thread is None or not self._thread.is_alive()):
+            self._due_s, self._is_hurried = now_s + POLL_S, False
+            self._thread = threading.Thread(target=self._poll, args=(self._tool, now_s), name="gpus", daemon=True)
             self._thread.start()
         return self._latest if now_s < self._asked_s + STALE_S else NO_USE
 
-    def _poll(self, now_s: float) -> None:
-        self._latest, self._asked_s = read_gpu_use(), now_s
+    def note_bad_exit(self) -> None:
+        """Ask at the next `report_states`: a rank has ended badly, perhaps because of its GPU."""
+        self._is_hurried = True
+
+    def report_states(self, now_s: float, attempt: int, report: Callable[[reports.GpusChanged], None]) -> None:
+        """Report the states of the GPUs if they have changed."""
+        if self._is_hurried:
+            self.latest(now_s)
+        if (states := self.states.take_news(now_s)) is not None:
+            report(reports.GpusChanged(attempt, states))
+
+    def _poll(self, tool: str, now_s: float) -> None:
+        self.states.ask(tool)  # first: a verdict may wait for it
+        self._latest, self._asked_s = _read_use(tool), now_s
 
 
 def parse_tables(use: str, users: str) -> GpuUse:

@@ -35,6 +35,7 @@ class RankMetrics:
         self._node = node
         self._rank = rank
         self._device = device
+        node.gpus.states.devices.update({device} - {""})
         self._due_s = 0.0
         # Processor seconds of each process, when they were read
         self._cpu_s: dict[int, float] = {}

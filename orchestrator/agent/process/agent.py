@@ -315,6 +315,7 @@ class Agent:
         self._pulse()
         self._preparation.poll()
         self._scanner.poll()
+        self._numbers.gpus.report_states(now_s, self._latest_attempt, self._link.report)
         if self._waiting_start is not None:
             self._start(self._waiting_start)
         if attempt is None:

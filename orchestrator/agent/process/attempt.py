@@ -113,6 +113,8 @@ class NodeAttempt:
         report = self.ranks.note_exit(process, exit_code, why)
         how = f"signal {report.signal}" if report.signal else f"code {report.code}"
         self._note(f"rank {report.rank} (pid {pid}) ended with {how}")
+        if exit_code and not report.ordered:
+            self.ranks.metrics.gpus.note_bad_exit()
         if is_reported:
             self._report(report)
         if self._script is not None:

@@ -14,7 +14,7 @@ from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCause, Verdict, VerdictKind
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts
-from orchestrator.brain.scheduling import allocation, launch_calls, placement, rendezvous
+from orchestrator.brain.scheduling import allocation, host_faults, launch_calls, placement, rendezvous
 from orchestrator.brain.scheduling.repeated_failure import mark_repeated
 from orchestrator.core.text import what_and_fix
 
@@ -41,7 +41,8 @@ def diagnose(facts: Facts, deadlines: Deadlines) -> Verdict | None:
     for question in checks:
         judged = question(facts, attempt, deadlines)
         if judged is not None:
-            return mark_repeated(facts, attempt, judged)
+            judged = host_faults.cite(facts, judged)
+            return judged if host_faults.leaves_host(facts, judged) else mark_repeated(facts, attempt, judged)
     return None
 
 

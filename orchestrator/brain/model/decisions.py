@@ -156,6 +156,8 @@ class Verdict:
     stall_timeout_s: float = 0.0
     # The end of the summary, which the evidence repeats.
     end: str = ""
+    # What is wrong with the host of these ranks; empty where nothing is known.
+    host_fault: str = ""
 
     @property
     def summary(self) -> str:

@@ -90,8 +90,9 @@ class AttemptFacts:
     # Notices given: the last one of each topic and key.
     notices: list[d.Notice] = field(default_factory=list)
 
-    # How it ended: the verdict, its own steps up to the failure, and since when its ranks are being stopped.
+    # How it ended: the verdict, whether the next one avoids its node (see `host_faults`), its own steps, and since when it stops.
     verdict: d.Verdict | None = None
+    leaves_host: bool = False
     judged_at: float = 0.0
     own_steps_at_failure: int | None = None
     # Of one that diverged: the job's last step whose weights are known to give a finite loss.
@@ -120,8 +121,8 @@ class AttemptFacts:
 
     @property
     def costs_no_restart(self) -> bool:
-        """Whether it costs no restart budget: its nodes were taken away, or the user wanted the restart."""
-        return self.is_preempted or (self.verdict is None and self.restart_requested)
+        """Whether it costs no restart budget: its nodes were taken away or a host was at fault, or the user wanted the restart."""
+        return self.is_preempted or self.leaves_host or (self.verdict is None and self.restart_requested)
 
     @property
     def base_step(self) -> int:

@@ -13,6 +13,10 @@ LAUNCH_FAILURES_MAX = 3
 """How often the first agent of a node may fail to start before the job says that it cannot be launched."""
 
 
+GPU_FIX = "see nvidia-smi -q there; reset the GPU or reboot the host"
+"""The fix of a host with a sick GPU."""
+
+
 class AgentState(enum.Enum):
     """Observed state of a node's agent."""
 
@@ -137,10 +141,18 @@ class NodeFacts:
     setup_failure: SetupFailure | None = None
     agent_loss: AgentLoss | None = None
 
+    # Its GPUs of which something is to be said, by its present agent; the others are healthy.
+    gpus: tuple[observations.GpuState, ...] = ()
+
     @property
     def script_ended_well(self) -> bool:
         """Whether its script has ended with code 0."""
         return self.script_end is not None and self.script_end.code == 0
+
+    @property
+    def is_excluded_for_gpu(self) -> bool:
+        """Whether it is excluded for a sick GPU only: it is used again if there are too few others."""
+        return self.excluded is not None and self.excluded.fix == GPU_FIX
 
     @property
     def is_unlaunchable(self) -> bool:

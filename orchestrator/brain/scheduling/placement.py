@@ -47,7 +47,7 @@ def gather(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
     places = _choose_hosts(facts, deadlines)
     if places:
         return [d.Place(deadlines.now_s, _placement_reason(facts, places), attempt.number, places)]
-    excluded = [node for node in facts.nodes.values() if node.excluded]
+    excluded = [node for node in facts.nodes.values() if node.excluded and not node.is_excluded_for_gpu]
     let_go = dismissals(facts, excluded, "it cannot be used", deadlines)
     return let_go or _launch_orders(facts, attempt, deadlines)
 
@@ -68,8 +68,7 @@ def is_queued(facts: Facts) -> bool:
     attempt = facts.attempt
     if facts.pool is None or attempt is None or attempt.placed_at is not None:
         return False
-    free = sum(_is_available_soon(node) and not node.host_busy for node in facts.nodes.values())
-    return bool(facts.jobs_ahead) or (_is_busy_anywhere(facts) and free < facts.pool.nodes)
+    return bool(facts.jobs_ahead) or (_is_busy_anywhere(facts) and count_free(facts) < facts.pool.nodes)
 
 
 def is_short(facts: Facts, deadlines: Deadlines) -> bool:
@@ -84,6 +83,11 @@ def has_another(facts: Facts) -> bool:
     """Return whether the job could do without one of the hosts that it can use."""
     usable = [node for node in facts.nodes.values() if not (node.excluded or node.lost_earlier)]
     return facts.pool is not None and len(usable) > facts.pool.nodes
+
+
+def has_substitute(facts: Facts) -> bool:
+    """Return whether, as far as is known, a host could take the place of one that the job uses now."""
+    return facts.pool is not None and count_free(facts) > facts.pool.nodes
 
 
 def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
@@ -195,6 +199,11 @@ def _is_available_soon(node: NodeFacts) -> bool:
     if node.agent_state is AgentState.LAUNCHING:
         return not node.lost_earlier
     return not (node.excluded or node.lost_earlier or node.launch_failures >= LAUNCH_FAILURES_MAX)
+
+
+def count_free(facts: Facts) -> int:
+    """Return how many hosts are up, or may soon be as far as is known: those that others used at the last try do not count."""
+    return sum(_is_available_soon(node) and not node.host_busy for node in facts.nodes.values())
 
 
 def _count_available(facts: Facts, deadlines: Deadlines) -> int:

@@ -152,6 +152,8 @@ def _why(facts: Facts, attempt: AttemptFacts, kind: VerdictKind, spent: int) -> 
     cost = (
         "not counted in restart.max" if is_free else f"restart {spent} of {facts.limits.restarts_max} without progress"
     )
+    if attempt.leaves_host and attempt.verdict is not None:
+        cost += f"; {attempt.verdict.node} is not used again: {attempt.verdict.host_fault}"
     return f"attempt {attempt.number} ended: {kind.value} ({cost}); from {_source_text(facts)}{_suspicion(attempt)}"
 
 

@@ -74,7 +74,8 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True)
 class StragglerStatus:
-    """A rank whose own work takes `factor` times as long as that of its peers: seconds a step, since a step."""
+    """A rank whose own work takes `factor` times as long as that of its peers: seconds a step, since a step. `gpu_remarks`: what
+    nvidia-smi says of the GPUs of its node."""
 
     rank: int
     node: str
@@ -82,6 +83,7 @@ class StragglerStatus:
     own_s: float
     peers_s: float
     since_step: int
+    gpu_remarks: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from orchestrator.core.observations import (
     CollectiveCounts,
     Failure,
     Framework,
+    GpuState,
     RankInspection,
     ReachableAddress,
     ReportedRank,
@@ -227,6 +228,13 @@ class Inspected(AttemptMessage):
 
 
 @dataclass(frozen=True, slots=True)
+class GpusChanged(AttemptMessage):
+    """Report that the faults or remarks of the GPUs of this node have changed. Those that are not named are healthy."""
+
+    gpus: tuple[GpuState, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointSeen(AttemptMessage):
     """A checkpoint that ranks have written where this agent scans, or its part of one. Reported again when it has changed."""
 
@@ -257,7 +265,9 @@ class CheckpointsRead(AttemptMessage):
     is_known: bool
 
 
-NodeReport: TypeAlias = Prepared | PrepareFailed | LaunchEnded | Probed | Started | Exited | Stopped | Inspected
+NodeReport: TypeAlias = (
+    Prepared | PrepareFailed | LaunchEnded | Probed | Started | Exited | Stopped | Inspected | GpusChanged
+)
 ReliableReport: TypeAlias = NodeReport | CheckpointSeen | CheckpointHashed | CheckpointsRead
 
 

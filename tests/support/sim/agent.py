@@ -26,6 +26,11 @@ ACK_S_MAX = 8.0
 """How long an agent waits for the echo of a beat before it takes the line for dead."""
 
 
+GPUS_S_MAX = 20.0
+"""How long it takes at most until an agent whose ranks run sees what has become of their GPUs."""
+
+SICK_GPU = observations.GpuState("3", "wants a reset", "14:02:11 UTC")
+
 AWAY_S = 90.0
 """For how long ranks make steps until an agent without contact takes its supervisor for away."""
 
@@ -95,6 +100,7 @@ class Agent:
         self.opened_s = self.world.now
         self.ticking = False
         self.eyes = Eyes()
+        self.gpus: tuple[observations.GpuState, ...] = ()  # as it has reported them
 
     # The line
 
@@ -176,6 +182,15 @@ class Agent:
         self.kept.append((self.sequence, event))
         if self.line is not None:
             self.line.up(self.line.boss.receive, self.line, self.sequence, event)
+
+    def watch_gpus(self, within_s: float) -> None:
+        self.world.after(self.world.rng.uniform(0.1, within_s), self._tell_gpus)
+
+    def _tell_gpus(self) -> None:
+        gpus = (SICK_GPU,) if self.host.sick else ()
+        if self.alive and gpus != self.gpus:
+            self.gpus = gpus
+            self.post(reports.GpusChanged(self.seen, gpus))
 
     def acknowledged(self, sequence: int) -> None:
         self.kept = [(number, report) for number, report in self.kept if number > sequence]
@@ -324,6 +339,8 @@ class Agent:
         self.alone_s = 0.0
         pids = self.host.spawn(order, self.ready, ranks, self.call)
         self.post(reports.Started(order.attempt, pids))
+        if self.host.sick:
+            self.watch_gpus(GPUS_S_MAX)
         self.tick_soon()
 
     def _stop(self, attempt: int, grace_s: float) -> None:
@@ -370,6 +387,8 @@ class Agent:
 
     def exited(self, exit: reports.Exited) -> None:
         self.post(dataclasses.replace(exit, ordered=exit.ordered or self.stopping))
+        if self.host.sick and exit.code != 0 and not self.stopping:
+            self.watch_gpus(3.0)
         if self.stopping:
             self._maybe_stopped(self.how)
         elif self.script:

@@ -63,7 +63,11 @@ def pool_night(seed: int) -> Case:
         *_ways_home(plain, step),
     ]
     later = {LATER: _slow, LATER + 1: _stuck, LATER + 2: _boots}
-    return later[seed](plain) if seed in later else cases[seed % len(cases)]
+    if seed in later:
+        return later[seed](plain)
+    sick = _sick(plain, step)
+    first = LATER + len(later)
+    return sick[seed - first] if first <= seed < first + len(sick) else cases[seed % len(cases)]
 
 
 def _lost(plain: Night, step: int) -> list[Case]:
@@ -194,6 +198,28 @@ def _boots(plain: Night) -> Case:
         Fault(Harm.KEY_CHANGED, 10.0, 1, lasts_s=45.0),
     )
     return _on(plain, Hosts(2), lost, other_key), Expected(BOTH, (LOST,))
+
+
+def _sick(plain: Night, step: int) -> list[Case]:
+    """A GPU of a host is sick, and a rank crashes or hangs there, or elsewhere; another host takes over, or none can."""
+    plain = dataclasses.replace(plain, steps=60)
+    step += 12  # later than the agent sees the GPU at the latest
+    sick, crash = Fault(Harm.GPU_SICK, 0.1, node=1), Fault(Harm.CRASH, step=step, rank=plain.ranks)
+    late = dataclasses.replace(sick, step=step)
+    hung = Fault(Harm.STOPPED, step=step, rank=plain.ranks)
+    elsewhere = Fault(Harm.CRASH, step=step, rank=0)
+    judged = ((VerdictKind.CRASH, "n1"),)
+    taken = (Busy(2, 0.0, FOR_EVER_S),)
+    return [
+        (_on(plain, Hosts(3), sick, crash), Expected(NEXT, judged, again_s=10.0)),
+        (_on(plain, Hosts(4, spares=1), late, crash), Expected(NEXT, judged, again_s=10.0)),
+        (_on(plain, Hosts(4, spares=1), sick, hung), Expected(NEXT, ((VerdictKind.HANG, "n1"),), again_s=10.0)),
+        (_on(plain, Hosts(2), sick, crash), Expected(BOTH, judged, again_s=10.0)),
+        (_on(plain, Hosts(4, spares=1), sick, elsewhere), Expected(BOTH, ((VerdictKind.CRASH, "n0"),), again_s=10.0)),
+        (_on(plain, Hosts(4, spares=1), sick), Expected(BOTH)),
+        (_on(plain, Hosts(3, bad=(2,)), sick, crash), Expected(BOTH, judged, again_s=40.0)),
+        (_on(plain, Hosts(3, busy=taken), sick, crash), Expected(BOTH, judged, again_s=40.0)),
+    ]  # fmt: skip
 
 
 def _on(night: Night, hosts: Hosts, *faults: Fault) -> Night:

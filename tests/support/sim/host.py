@@ -10,7 +10,7 @@ from orchestrator.core import observations
 from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.wire import orders, reports
 
-from .agent import Agent
+from .agent import GPUS_S_MAX, Agent
 from .gang import SYNTAX, UNLOADABLE, Rank
 from .savedesk import Saved
 
@@ -38,6 +38,7 @@ class Host:
         self.processes: list[Rank] = []
         self.refuses = world.night.hosts is not None and index in world.night.hosts.bad
         self.heard_s = float("-inf")
+        self.sick = False  # one of its GPUs is
         self.allocation = ""  # in which its keeper was started
 
     def living(self) -> list[Rank]:
@@ -57,6 +58,12 @@ class Host:
     def trusted(self) -> None:
         """It shows the key again that is known."""
         self.refuses = False
+
+    def sicken(self, sick: bool) -> None:
+        """A GPU is sick, or healthy again."""
+        self.sick = sick
+        if self.agent is not None and self.agent.running:
+            self.agent.watch_gpus(GPUS_S_MAX)
 
     # Agents
 

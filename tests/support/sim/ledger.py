@@ -306,7 +306,7 @@ class Ledger:
         self.must(not self.cancelled, f"an attempt begins though the user has cancelled: {decision}")
         if self.tries and not self.resumed:
             self._note_progress()
-            self._afford(self.tries[-1])
+            self._afford(self.tries[-1], decision)
         self.resumed = False
         base = (decision.resume.step or 0) if decision.resume else 0
         self.tries.append(Try(number, base, decision))
@@ -326,7 +326,7 @@ class Ledger:
             late = save.attempt < len(self.tries) or waited_s >= s_max or lost
             self.must(late, f"{save.main} is on its way for {waited_s:.0f} s from {node}: {decision}")
 
-    def _afford(self, last: Try) -> None:
+    def _afford(self, last: Try, begun: d.BeginAttempt) -> None:
         """A restart needs a verdict that allows one, and a budget; only an attempt that got nowhere costs."""
         limits = self.world.night.limits
         if last.verdict is None and last.number == self.restarted:  # it has cost nothing
@@ -336,7 +336,9 @@ class Ledger:
         self.must(last.verdict is not None, f"a restart without a verdict on attempt {last.number}")
         assert last.verdict is not None
         self.must(last.verdict.retry, f"a restart after {last.verdict}")
-        if last.verdict.kind in (d.VerdictKind.PREEMPTED, d.VerdictKind.TIME_LIMIT):  # it has cost nothing
+        is_left = self.pool is not None and self.pool.leaves(begun, last.verdict)
+        self.must(not is_left or limits.restarts_max > 0, f"a restart though restart.max is 0: {begun}")
+        if is_left or last.verdict.kind in (d.VerdictKind.PREEMPTED, d.VerdictKind.TIME_LIMIT):  # it has cost nothing
             last.high = self.world.journal_high(last.number)
             self.best = max(self.best, last.base + last.high)
             return

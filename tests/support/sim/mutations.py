@@ -288,6 +288,13 @@ MUTATIONS = (
     Mutation("a script that failed is done", "launch_calls.verdict", "node.script_end.code != 0:", "False:"),
     Mutation("nodes at different calls wait for ever", "launch_calls.verdict", "if arrived and ended:", "if False:"),
     Mutation("a script is not stopped before its ranks start", "fold_decisions._to", "facts.runs_launch_script", "False"),
+    Mutation("a sick GPU costs budget", "facts.AttemptFacts.costs_no_restart", "self.leaves_host or ", ""),
+    Mutation("a host with a sick GPU is used again", "fold_decisions._note_missing", "elif attempt.leaves_host and", "elif False and"),
+    Mutation("an innocent host is left", "host_faults.cite", "facts.nodes.get(verdict.node)", "next((one for one in facts.nodes.values() if one.gpus), None)"),
+    Mutation("a sick GPU is no matter", "host_faults.leaves_host", "return bool(verdict.host_fault) and", "return False and"),
+    Mutation("a sick GPU that is seen late is no matter", "host_faults.fold_gpus", "attempt.verdict.node == node.name and", "False and"),
+    Mutation("a host with a sick GPU is never used again", "host_faults.readmit", ">= facts.pool.nodes", ">= 0"),
+    Mutation("any host can take over", "host_faults.leaves_host", "and placement.has_substitute(facts)", ""),
 )  # fmt: skip
 
 KILLERS = {
@@ -526,6 +533,13 @@ KILLERS = {
     "a script that failed is done": "random 582",
     "nodes at different calls wait for ever": "random 125",
     "a script is not stopped before its ranks start": "random 71",
+    "a sick GPU costs budget": "named pool-a-sick-gpu-and-a-spare",
+    "a host with a sick GPU is used again": "named pool-a-sick-gpu-and-a-spare",
+    "an innocent host is left": "pool 91",
+    "a sick GPU is no matter": "pool 87",
+    "a sick GPU that is seen late is no matter": "pool 88",
+    "a host with a sick GPU is never used again": "pool 93",
+    "any host can take over": "named pool-a-sick-gpu-and-no-other-host",
 }
 """The night that notices each mutation."""
 

@@ -224,6 +224,17 @@ NAMED = {
         Fault(Harm.CRASH, rank=2, step=14), Fault(Harm.SIGNAL, 50.0, rank=2), naming=Naming.STEP, begins_anew=True,
         hosts=Hosts(2, copy_s=(1.0, 2.0), copies_fail=0.5),
     ),
+    "pool-a-sick-gpu-and-a-spare": _night(
+        Fault(Harm.GPU_SICK, 1.0, node=1), Fault(Harm.SIGNAL, 9.0, rank=2), Fault(Harm.SIGNAL, 20.0, rank=0),
+        hosts=Hosts(4, spares=1), local=False, limits=limits_of(restarts_max=1), start_s=(12.0, 14.0),
+    ),
+    "pool-a-sick-gpu-and-no-other-host": _night(
+        Fault(Harm.GPU_SICK, node=1, step=9), Fault(Harm.CRASH, rank=2, step=14), hosts=Hosts(2), local=False
+    ),
+    "pool-a-sick-gpu-and-the-other-host-is-busy": _night(
+        Fault(Harm.GPU_SICK, node=1, step=9), Fault(Harm.CRASH, rank=2, step=14), local=False,
+        hosts=Hosts(3, busy=(Busy(2, 0.0, FOR_EVER_S),)),
+    ),
     "queue-preempted": _queued(Lease(4), Fault(Harm.PREEMPTED, step=14)),
     "queue-preempted-and-term-kills-ranks": _queued(Lease(4, term_kills=True), Fault(Harm.PREEMPTED, step=14)),
     "queue-requeued-from-outside": _queued(Lease(4), Fault(Harm.REQUEUED, step=14)),

@@ -53,6 +53,7 @@ class Harm(enum.Enum):
     LINE_RESET = "line reset"
     BOSS_KILLED = "supervisor killed"  # back after `lasts_s`
     SLEPT = "job clock jumps"
+    GPU_SICK = "GPU sick"  # a GPU of the host, which its agent sees in a while; healthy again after `lasts_s`
     KEY_CHANGED = "host key changed"  # whoever connects anew is refused, for `lasts_s`
     PREEMPTED = "preempted"  # the queue takes the nodes for another job, and queues this one again
     REQUEUED = "requeued"  # the same, by somebody
@@ -202,6 +203,7 @@ OUT_OF_STEP = (Harm.SKIPS_ONE, Harm.ADDS_ONE)
 _RARE = (
     Harm.FAULTS,
     Harm.RAISES,
+    Harm.GPU_SICK,
     Harm.KEY_CHANGED,
     *OF_QUEUES,
     *ENDLESS,
@@ -250,7 +252,32 @@ def random_night(seed: int, *, queues: bool = True) -> Night:
     )  # fmt: skip
     night = _restarted(_without_steps(_out_of_step(_judged_by_looks(_on_hosts(_named_otherwise(night))))))
     night = _with_bad_saves(_where_locks_tell(_partitioned(_in_queue(night) if queues else night)))
-    return _with_hooks(_with_scripts(night))
+    return _with_sick_gpus(_with_hooks(_with_scripts(night)))
+
+
+def _with_sick_gpus(night: Night) -> Night:
+    """Let GPUs of some hosts be sick, and ranks crash or hang. Drawn from a chance of its own, too."""
+    rng = random.Random(night.seed ^ 0x65D3)
+    if rng.random() > 0.2 or night.hosts is None or night.lease is not None:
+        return night
+    at_s = rng.uniform(0.0, 60.0)
+    sick = [
+        Fault(
+            Harm.GPU_SICK, at_s, rng.randrange(night.hosts.count), 0, rng.choice((rng.uniform(5.0, 60.0), float("inf")))
+        )
+        for _ in range(rng.choice((1, 1, 1, 2)))
+    ]
+    harms = [
+        Fault(
+            rng.choice((Harm.CRASH, Harm.SIGNAL, Harm.STOPPED)),
+            at_s + rng.uniform(-5.0, 40.0),
+            0,
+            rng.randrange(night.nodes * night.ranks),
+        )
+        for _ in range(rng.choice((1, 2, 3)))
+    ]
+    harms = [dataclasses.replace(harm, at_s=max(harm.at_s, 0.0)) for harm in harms]
+    return dataclasses.replace(night, faults=(*night.faults, *sick, *harms), calm_s=max(night.calm_s, at_s + 60.0))
 
 
 def _with_hooks(night: Night) -> Night:

@@ -57,6 +57,10 @@ class PoolBook:
         self.present: set[str] = set()  # where an agent may still be
         self.unsure: set[str] = set()  # refused for good, and have been up: they may be booting
         self.barred: dict[str, str] = {}  # refused for good, unfit, or not to be reached by its peers
+        self.sick: dict[str, bool] = {}  # whether the present agent of each host has said that a GPU is
+        self.sick_then: set[str] = set()  # those when the last verdict fell, or after it
+        self.boots: dict[str, str] = {}
+        self.maybe: set[str] = set()  # barred for a sick GPU, and there were too few others since
         self.hung: dict[str, int] = {}  # how often ranks have hung on each host
         self.fails: dict[str, int] = {}
         self.busy: set[str] = set()
@@ -79,6 +83,39 @@ class PoolBook:
 
     def written(self, news: News) -> None:
         """Judge a line of the journal as far as hosts go, and enter it."""
+        self._count_others()
+        self._enter(news)
+        self._count_others()
+
+    def _count_others(self) -> None:
+        others = [name for name in self.names if self._may_come(name)]
+        if len(others) < self.nodes:
+            self.maybe |= {name for name, why in self.barred.items() if why == "sick"}
+
+    def _may_come(self, name: str) -> bool:
+        """Tell whether a host is up, or was never in vain asked to be."""
+        is_new = name not in {*self.been_up, *self.busy} and self.fails.get(name, 0) < TRIES_MAX
+        return name not in self.barred and (name in self.up or is_new)
+
+    def leaves(self, begun: d.BeginAttempt, verdict: d.Verdict) -> bool:
+        """Tell whether an attempt leaves the host of the verdict before it; its GPU must be sick, and there must be another."""
+        if "is not used again" not in begun.why:
+            return False
+        name = verdict.node
+        self._must(verdict.kind in (d.VerdictKind.CRASH, d.VerdictKind.HANG), f"no fault of a host: {begun}")
+        self._must(name in self.sick_then and f"{name} is not used again" in begun.why, f"an innocent host: {begun}")
+        self._must(len(self.names) > self.nodes, f"there is no other host: {begun}")
+        self.barred[name] = "sick"
+        self.maybe.discard(name)
+        return True
+
+    def _uses(self, name: str) -> None:
+        """A host is used; one with a sick GPU may be where others are too few."""
+        if name in self.maybe:
+            self.maybe.discard(name)
+            del self.barred[name]
+
+    def _enter(self, news: News) -> None:
         match news:
             case e.Planned():
                 assert news.pool is not None
@@ -108,6 +145,9 @@ class PoolBook:
                 self._fails(news)
             case e.QueueSeen():
                 self.ahead, self.queued_s = news.ahead, self.world.clock
+            case e.FromNode(node=node, report=reports.GpusChanged(gpus=gpus)):
+                self.sick[node] = bool(gpus)
+                self.sick_then |= {node} if gpus else set()
             case e.FromNode(node=node, report=reports.Probed() as probed) if self._is_current(probed):
                 self.probed.setdefault(node, list(probed.reached))
             case e.FromNode(report=reports.PrepareFailed() as failed) if self._is_current(failed):
@@ -116,6 +156,7 @@ class PoolBook:
             case e.ResumeRequested() if self.ledger.end is not None:
                 self.been_up &= self.present  # that a host was up in an earlier run says nothing of now
                 self.barred.clear()
+                self.maybe.clear()
                 self.hung.clear()
                 self.fails.clear()
                 self.busy.clear()
@@ -132,9 +173,13 @@ class PoolBook:
             known.clear()
         for told in (self.barred, self.fails, self.launched, self.since):
             told.clear()
+        self.maybe.clear()
 
     def _comes_up(self, news: e.AgentUp) -> None:
         self.up.add(news.node)
+        if self.boots.get(news.node) != news.incarnation:
+            self.sick.pop(news.node, None)
+        self.boots[news.node] = news.incarnation
         self.launched.pop(news.node, None)
         self.been_up.add(news.node)
         self.present.add(news.node)
@@ -171,12 +216,14 @@ class PoolBook:
                 self.since.clear()
             case d.Launch():
                 self._must(not self.ahead, f"other jobs are ahead: {news}")
+                self._uses(news.node)
                 self._must(self.barred.get(news.node, "") == "", f"{self.barred.get(news.node)}: {news}")
                 self.asked.add(news.node)
                 self.launched[news.node] = self.world.clock
             case d.Place():
                 self._places(news)
             case d.To(order=orders.Prepare()):
+                self._uses(news.node)
                 self._must(self.barred.get(news.node, "") == "", f"{self.barred.get(news.node)}: {news}")
                 needed = self.readies or news.node in self.placed
                 self._must(needed, f"setup lines may change what ranks use: {news}")
@@ -185,6 +232,7 @@ class PoolBook:
                 self.started = True
             case d.Judge():
                 self.stopping = True
+                self.sick_then = {name for name, sick in self.sick.items() if sick}
                 self._judged(news.verdict)
             case d.Finish():
                 self.stopping = True
@@ -196,6 +244,8 @@ class PoolBook:
     def _places(self, place: d.Place) -> None:
         """So many hosts that are there, one rank after the other; whoever was there before stays where he was."""
         names = [name for name, _ in place.nodes]
+        for name in names:
+            self._uses(name)
         self._must(not self.placed and not self.ahead, f"not to be placed now: {place}")
         self._must(len(names) == len(set(names)) == self.nodes, f"{self.nodes} hosts are wanted: {place}")
         each = self.world.night.ranks
@@ -314,7 +364,8 @@ class PoolBook:
         runs = self.started and not self.stopping and self.ledger.end is None
         for name in self.names:
             self._lasts(f"{name} is held", waits and short and name in idle, HELD_S_MAX)
-            unused = name in self.barred and name in idle and (waits or runs)
+            is_reserve = name in self.maybe or (waits and self.barred.get(name) == "sick")
+            unused = name in self.barred and not is_reserve and name in idle and (waits or runs)
             self._lasts(f"{name} is held, which cannot be used", unused, BARRED_S_MAX)
         enough = len(good) >= self.nodes and not self.ahead
         self._lasts("no place, though enough hosts are ready", waits and enough, PLACED_S_MAX)

@@ -274,6 +274,9 @@ class World:
         elif harm is Harm.HOST_LOST:
             self._power(host, False)
             self._heal(fault, self._power, host, True)
+        elif harm is Harm.GPU_SICK:
+            host.sicken(True)
+            self._heal(fault, host.sicken, False)
         elif harm is Harm.KEY_CHANGED:
             host.refuses = True
             self._heal(fault, host.trusted)

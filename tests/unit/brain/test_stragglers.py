@@ -7,6 +7,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
+from orchestrator.core.observations import GpuState
 from orchestrator.core.wire import reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from tests.support.brain_story import Story, only
@@ -37,6 +38,15 @@ def test_lasting_straggler_is_reported_once_with_host() -> None:
     assert (remark.topic, remark.key) == (d.NoticeTopic.SLOW, "2")
     assert remark.why == "slow: rank 2 on n2, 1.8 x its peers (180 ms a step) since step 100"
     assert [rank.rank for rank in stragglers.slow_ranks(story.brain.facts)] == [2]
+
+
+def test_remarks_on_gpus_of_its_node_are_told_with_straggler() -> None:
+    story, said = running(), []
+    hot = GpuState("3", remarks=("lower clocks: it is too hot",))
+    story.hear(e.FromNode(0.0, "n2", reports.GpusChanged(1, (hot,))))
+    for count in range(100, 800, 100):
+        said += report(story, [0.1, 0.1, 0.18, 0.11], count)
+    assert only(said, d.Notice).why.endswith("since step 100; GPU 3: lower clocks: it is too hot")
 
 
 def test_rank_slow_once_is_no_straggler() -> None:

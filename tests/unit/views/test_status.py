@@ -263,9 +263,10 @@ def test_rank_without_steps_has_no_speed() -> None:
 
 def test_slow_rank_line_has_factor_and_host() -> None:
     slow = StragglerStatus(5, "gpu02", 1.8, 0.18, 0.1, 1300)
-    text = cells.plain_text(status_view.job(_status(RUNNING, 6.0, stragglers=(slow,) * 6)))
+    hot = replace(slow, gpu_remarks="GPU 3: lower clocks")
+    text = cells.plain_text(status_view.job(_status(RUNNING, 6.0, stragglers=(slow, slow, hot, *(slow,) * 3))))
     assert "\nslow        rank 5 on gpu02, 1.8 x its peers since step 1,300\n            rank 5 on gpu02" in text
-    assert "\n            and 2 more: --json shows all\n" in text
+    assert "; GPU 3: lower clocks\n" in text and "\n            and 2 more: --json shows all\n" in text
 
 
 def test_notice_and_fix_have_lines_until_withdrawn() -> None:

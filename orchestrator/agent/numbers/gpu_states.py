@@ -1,0 +1,137 @@
+"""State of the GPUs that ranks use, from nvidia-smi: which are sick, and what else a person should know of them.
+
+Rules: a GPU is sick only where nvidia-smi says so in words that are known here. Everything else says nothing: a value such as
+`[N/A]`, a column that the driver does not know, an answer that is no table, no answer.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+from orchestrator.core.errors import HostError
+from orchestrator.core.host import gpus
+from orchestrator.core.observations import GpuState
+
+NVIDIA_SMI_S_MAX = 5.0
+
+REMARKS_S = 600.0
+"""A change from which nothing follows is reported at most this often: clocks may be lowered and raised all the time."""
+
+COLUMNS = (
+    "gpu_recovery_action", "remapped_rows.failure", "remapped_rows.pending", "ecc.errors.uncorrected.volatile.total",
+    "clocks_event_reasons.active", "clocks_throttle_reasons.active",
+)  # fmt: skip
+"""What is asked of each GPU besides number and UUID. The last one is the former name of the one before."""
+
+LOST = "has left the bus"
+_ACTIONS = {
+    "reset": "wants a reset", "reboot": "wants a reboot of its host", "drain p2p": "wants its peer-to-peer traffic drained",
+    "drain and reset": "wants to be drained and reset",
+}  # fmt: skip
+_ERRORS = {"[gpu is lost]": LOST, "[gpu requires reset]": "wants a reset"}
+"""What a cell says instead of a value, and what that means."""
+
+_COUNT = re.compile(r"\d{1,18}", re.ASCII)
+_HEX = re.compile(r"0x[0-9a-fA-F]{1,16}")
+_SLOWDOWNS = {
+    0x40: "it is too hot",
+    0x80: "its power supply slows it down",
+    0x20: "the driver keeps it from getting too hot",
+}
+"""Bits of the reasons for lower clocks that are faults; being idle or at the power limit is not one."""
+
+
+class GpuStates:
+    """States of the GPUs that ranks use. `ask` runs in a thread, all else in the agent's loop."""
+
+    def __init__(self) -> None:
+        # GPUs of ranks, as CUDA_VISIBLE_DEVICES names them: their numbers or their UUIDs
+        self.devices: set[str] = set()
+        self._columns: tuple[str, ...] = COLUMNS
+        # By UUID: the number of each GPU that was ever listed, and its memory errors then
+        self._numbers: dict[str, str] = {}
+        self._first_errors: dict[str, int] = {}
+        self._latest: tuple[GpuState, ...] = ()
+        self._reported: tuple[GpuState, ...] = ()
+        self._reported_s = float("-inf")
+
+    def take_news(self, now_s: float) -> tuple[GpuState, ...] | None:
+        """Return the states of all GPUs of which there is something to say, if they are to be reported; None if not."""
+        latest, is_due = self._latest, now_s >= self._reported_s + REMARKS_S
+        has_other_faults = [gpu for gpu in latest if gpu.fault] != [gpu for gpu in self._reported if gpu.fault]
+        if latest == self._reported or not (is_due or has_other_faults):
+            return None
+        self._reported, self._reported_s = latest, now_s
+        return latest
+
+    def ask(self, tool: str) -> None:
+        """Ask nvidia-smi, if ranks use GPUs. What cannot be learned leaves the states as they are."""
+        rows = self._query(tool) if self.devices else None
+        if rows is None:
+            return
+        for uuid, cells in rows.items():
+            self._first_errors.setdefault(uuid, _error_count(cells))
+        used = [uuid for uuid, number in self._numbers.items() if {uuid, number} & self.devices]
+        states = [self._state(uuid, rows.get(uuid)) for uuid in used]
+        self._latest = tuple(state for state in states if state.fault or state.remarks)
+
+    def _query(self, tool: str) -> dict[str, dict[str, str]] | None:
+        """Return the cells of each GPU by UUID and column, without columns that the driver does not know; None unless the
+        whole answer is a table."""
+        while self._columns:
+            query = f"--query-gpu=index,uuid,{','.join(self._columns)}"
+            try:
+                done = gpus.run_nvidia_smi(tool, query, "--format=csv,noheader,nounits", limit_s=NVIDIA_SMI_S_MAX)
+            except HostError:
+                return None
+            table = gpus.parse_csv(done.stdout)
+            if table and all(len(row) == len(self._columns) + 2 and row[0].isdigit() for row in table):
+                return {self._identify(*row[:2]): dict(zip(self._columns, row[2:], strict=True)) for row in table}
+            unknown = [column for column in self._columns if f'"{column}"' in done.stdout + done.stderr]
+            if not unknown:
+                return None
+            self._columns = tuple(column for column in self._columns if column not in unknown)
+        return None
+
+    def _identify(self, number: str, uuid: str) -> str:
+        """Return the UUID of a GPU, also of one that no longer gives it; numbers may shift when a GPU is gone."""
+        if not uuid.startswith("GPU-"):
+            return next((known for known, its_number in self._numbers.items() if its_number == number), uuid)
+        self._numbers.setdefault(uuid, number)
+        return uuid
+
+    def _state(self, uuid: str, cells: dict[str, str] | None) -> GpuState:
+        fault = LOST if cells is None else _fault(cells)
+        number = self._numbers[uuid]
+        before = next((gpu for gpu in self._latest if (gpu.gpu, gpu.fault) == (number, fault)), None)
+        since = before.since if before is not None else time.strftime("%H:%M:%S UTC", time.gmtime())
+        return GpuState(number, fault, since if fault else "", self._remarks(uuid, cells or {}))
+
+    def _remarks(self, uuid: str, cells: dict[str, str]) -> tuple[str, ...]:
+        remarks = (
+            ["a row of its memory is remapped at its next reset"] if _is_yes(cells, "remapped_rows.pending") else []
+        )
+        if (more := _error_count(cells) - self._first_errors.get(uuid, 0)) > 0:
+            remarks.append(f"{more} uncorrected memory errors since the job began")
+        clocks = cells.get(COLUMNS[-2]) or cells.get(COLUMNS[-1]) or ""
+        reasons = int(clocks, 16) if _HEX.fullmatch(clocks) else 0
+        return (*remarks, *(f"lower clocks: {why}" for bit, why in _SLOWDOWNS.items() if reasons & bit))
+
+
+def _fault(cells: dict[str, str]) -> str:
+    """Return what makes a GPU sick, as a phrase; empty for a GPU that is not."""
+    told = next((_ERRORS[cell.lower()] for cell in cells.values() if cell.lower() in _ERRORS), "")
+    wanted = _ACTIONS.get(cells.get("gpu_recovery_action", "").lower(), "")
+    return (
+        told or wanted or ("has failed to remap a row of its memory" if _is_yes(cells, "remapped_rows.failure") else "")
+    )
+
+
+def _error_count(cells: dict[str, str]) -> int:
+    found = _COUNT.fullmatch(cells.get("ecc.errors.uncorrected.volatile.total", ""))
+    return int(found[0]) if found else 0
+
+
+def _is_yes(cells: dict[str, str], column: str) -> bool:
+    return cells.get(column, "").lower() == "yes"

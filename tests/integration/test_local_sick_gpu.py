@@ -1,0 +1,66 @@
+"""Is a GPU that turns sick seen, and named where its rank crashes? nvidia-smi is a fake."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.core.wire import reports
+from tests.support.local import FAKE_TORCH, STEPPER, Desk
+
+NVIDIA_SMI = """#!/bin/sh
+action=None
+if [ -e {sick} ]; then action=Reset; fi
+case "$1" in
+*clocks_event_reasons*|*remapped_rows.failure*)
+    for column in remapped_rows.failure remapped_rows.pending clocks_event_reasons.active clocks_throttle_reasons.active; do
+        case "$1" in *$column*) echo "Field \\"$column\\" is not a valid field to query."; exit 2 ;; esac
+    done ;;
+*remapped_rows.pending*) echo 'Field "remapped_rows.pending" is not a valid field to query.'; exit 2 ;;
+*clocks_throttle*) echo 'Field "clocks_throttle_reasons.active" is not a valid field to query.'; exit 2 ;;
+*gpu_recovery_action*) echo "0, GPU-a, None, 0"; echo "1, GPU-b, $action, 0" ;;
+esac
+"""
+
+SCRIPT = (
+    STEPPER
+    + """
+import signal
+
+
+def at_step(step):
+    if attempt == 1 and step == 5 and rank == 1:
+        Path(os.environ["SICK"]).touch()
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+
+if attempt == 1 and rank == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # so that the attempt takes its time to end
+run(10 if attempt > 1 or rank else 100000, at_step=at_step)
+"""
+)
+
+
+def test_gpu_that_turns_sick_at_a_step_is_named_in_verdict(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sick, tool = tmp_path / "sick", tmp_path / "tools/nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(NVIDIA_SMI.format(sick=sick))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": SCRIPT}, entrypoint="train.py", procs_per_node=2,
+        env={"CUDA_VISIBLE_DEVICES": "0,1", "SICK": str(sick)},
+    )  # fmt: skip
+    assert job.wait()["state"] == "SUCCEEDED", job.job.why()
+    changed = job.news(reports.GpusChanged)
+    assert [(gpu.gpu, gpu.fault) for gpu in changed[0].gpus] == [("1", "wants a reset")]
+    verdict = job.verdict()
+    assert verdict["kind"] == "crash" and verdict["ranks"] == [1]
+    assert any("its GPU 1 wants a reset since" in line for line in verdict["evidence"]), verdict
+    begun = job.news(d.BeginAttempt)[1]
+    assert "is not used again" not in begun.why, "there is no other host"
