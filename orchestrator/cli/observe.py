@@ -19,6 +19,7 @@ from orchestrator.cli.group import (
     apply_slurm_end,
     find_job,
     print_json,
+    print_result,
     status_now,
     watch_job,
 )
@@ -180,11 +181,7 @@ def why(job: str | None, as_json: bool) -> int:
 
     found = find_job(job)
     apply_slurm_end(found)
-    report = found.why()
-    if as_json:
-        print_json(report)
-    else:
-        terminal.write(post_mortem.post_mortem(report, found.reference))
+    print_result(found.why(), as_json, lambda report: post_mortem.post_mortem(report, found.reference))
     return 0
 
 
@@ -241,11 +238,7 @@ def goodput(job: str | None, of_all: bool, since: float | None, by: str | None, 
     if since is not None:
         usage_by_job = {job_id: one.since(time.time() - since) for job_id, one in usage_by_job.items()}
         usage_by_job = {job_id: one for job_id, one in usage_by_job.items() if one.spans}
-    usage_json = post_mortem.time_uses(usage_by_job)
-    if as_json:
-        print_json(usage_json)
-    else:
-        terminal.write(goodput_view.table(usage_json, by))
+    print_result(post_mortem.time_uses(usage_by_job), as_json, lambda usage: goodput_view.table(usage, by))
     return 0
 
 
@@ -257,8 +250,7 @@ def folder(job: str | None, as_json: bool) -> int:
     from orchestrator.client import job_checkpoints
     from orchestrator.views import checkpoint_table as saves_view
 
-    where = job_checkpoints.job_folders(find_job(job).folder)
-    print_json(where) if as_json else terminal.write(saves_view.folder_lines(where))
+    print_result(job_checkpoints.job_folders(find_job(job).folder), as_json, saves_view.folder_lines)
     return 0
 
 
@@ -279,8 +271,5 @@ def checkpoints(job: str | None, verify: bool, as_json: bool) -> int:
     listed = job_checkpoints.list_checkpoints(found.folder, found.plan(), verify=verify)
     for text in job_checkpoints.ledger_damage(found.folder):
         terminal.print_error(text)
-    if as_json:
-        print_json(listed)
-    else:
-        terminal.write(saves_view.table(listed, found.reference, str(found.folder.root)))
+    print_result(listed, as_json, lambda rows: saves_view.table(rows, found.reference, str(found.folder.root)))
     return 0
