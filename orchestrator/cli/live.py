@@ -60,8 +60,7 @@ def watch(job: Job) -> Status:
 
         def refresh(status: Status) -> None:
             status_lines = status_view.job(status, reference=reference, chars_max=screen.width)
-            shown = cells.wrap(status_lines, screen.width)
-            lines = [terminal.rich_text(one) for one in shown]
+            lines = [terminal.rich_text(one) for one in cells.wrap(status_lines, screen.width)]
             live.update(Text("\n").join(lines), refresh=True)
 
         return _until_ended(job, refresh)
@@ -76,7 +75,7 @@ def print_changes(job: Job) -> Status:
         current = [status.state, status.attempt, status.reason, _suspicion_key(status)]
         if current != last:
             last[:] = current
-            print_line(json.dumps(status_file.to_json(status)))
+            print_text(f"{json.dumps(status_file.to_json(status))}\n")
 
     return _until_ended(job, refresh)
 
@@ -103,11 +102,6 @@ def _until_ended(job: Job, refresh: Refresh) -> Status:
         if status.state in status_file.ENDED:
             return status
         time.sleep(STATUS_S)
-
-
-def print_line(text: str) -> None:
-    """Print one line at once."""
-    print_text(f"{text}\n")
 
 
 def print_text(text: str) -> None:
@@ -185,7 +179,7 @@ class _ChangePrinter:
         self._last = current
         why = f"  {news}" if news and not (self.told and news.endswith(self.told)) else ""
         self.told = news
-        print_line(f"── {cells.plain_text([cells.line(*status_view.headline(status), why)]).strip()}")
+        print_text(f"── {cells.plain_text([cells.line(*status_view.headline(status), why)]).strip()}\n")
 
 
 class _NewNotices:

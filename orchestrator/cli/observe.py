@@ -23,7 +23,7 @@ from orchestrator.cli.group import (
     status_now,
     watch_job,
 )
-from orchestrator.cli.params import AgoParam, CountParam, PatternParam
+from orchestrator.cli.params import COUNT_MAX, AgoParam, PatternParam
 from orchestrator.client.job import Job
 from orchestrator.core.errors import OrchError, UserError
 from orchestrator.core.jobdir import home, status_file
@@ -73,7 +73,9 @@ def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_js
 
 @click.command()
 @JOB
-@click.option("--rank", "ranks", multiple=True, type=CountParam(0), metavar="N", help="Only this rank; repeatable.")
+@click.option(
+    "--rank", "ranks", multiple=True, type=click.IntRange(0, COUNT_MAX), metavar="N", help="Only this rank; repeatable."
+)
 @click.option(
     "--node",
     "nodes",
@@ -81,9 +83,9 @@ def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_js
     metavar="NAME",
     help="Only the output of this node's ranks, agent and setup lines; repeatable.",
 )
-@click.option("--attempt", type=CountParam(1), metavar="N", help="Only this attempt.")
+@click.option("--attempt", type=click.IntRange(1, COUNT_MAX), metavar="N", help="Only this attempt.")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines, across restarts, until the job ends.")
-@click.option("-n", "--tail", type=CountParam(0), metavar="N", help="Only the last N lines.")
+@click.option("-n", "--tail", type=click.IntRange(0, COUNT_MAX), metavar="N", help="Only the last N lines.")
 @click.option("--since", type=AgoParam(), help="Only lines of this last time, such as 90s, 10m, 2h.")
 @click.option("--grep", type=PatternParam(), help="Only lines that match this regular expression.")
 def logs(
@@ -187,7 +189,9 @@ def why(job: str | None, as_json: bool) -> int:
 
 @click.command()
 @JOB
-@click.option("--rank", "ranks", multiple=True, type=CountParam(0), metavar="N", help="Only this rank; repeatable.")
+@click.option(
+    "--rank", "ranks", multiple=True, type=click.IntRange(0, COUNT_MAX), metavar="N", help="Only this rank; repeatable."
+)
 @AS_JSON
 def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
     """Show what each rank of a running job is doing now.
