@@ -146,8 +146,7 @@ class Site:
         return Job(home.find_job(self._place, request.path_params["job"]))
 
     def _render(self, name: str, **values: object) -> str:
-        found = page.environment(Mask(()), "")
-        return found.get_template(name).render(root=self._root, **values)
+        return page.environment(Mask(()), "").get_template(name).render(root=self._root, **values)
 
 
 def _action(request: Request) -> str:

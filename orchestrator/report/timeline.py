@@ -85,10 +85,6 @@ class _AttemptTimes:
     suspected: Suspected | None = None
 
     @property
-    def number(self) -> int:
-        return self.history.begun.attempt
-
-    @property
     def verdict(self) -> d.Verdict | None:
         return self.history.judged.verdict if self.history.judged else None
 
@@ -143,7 +139,7 @@ def timeline(
         ("checkpoints", *(f"rank {rank}" for rank in ranks)),
         {kind: Markup("".join(parts)) for kind, parts in stretches.items() if parts},
         {kind: Markup("".join(parts[-MARKS_MAX:])) for kind, parts in marks.items() if parts},
-        tuple(Tick(scale.x(one.history.began_wall_s) / 10, str(one.number)) for one in attempt_times),
+        tuple(Tick(scale.x(one.history.began_wall_s) / 10, str(one.history.begun.attempt)) for one in attempt_times),
         world_size - len(ranks),
     )  # fmt: skip
 

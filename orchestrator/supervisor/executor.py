@@ -117,9 +117,7 @@ class Executor:
 
     def begin(self, facts: Facts) -> None:
         """Reconnect to the agents that an earlier supervisor had started."""
-        for node in facts.every_node():
-            if node.agent_state is not AgentState.ABSENT:
-                self._backend.keep_reachable(self._config(node.name))
+        self.keep_reachable(node.name for node in facts.every_node() if node.agent_state is not AgentState.ABSENT)
 
     def publish_endpoint(self) -> None:
         """Write down where agents are to dial; the process that started this supervisor waits for that. What the file says

@@ -340,8 +340,8 @@ class Supervisor:
         """Record in the job home that a host was lost, for later jobs."""
         if verdict.kind is d.VerdictKind.NODE_LOST and verdict.node and self._plan.backend != "local":
             fault = f"{verdict.kind.value}: {verdict.summary}"
+            note = host_health.HostHealth(verdict.node, time.time(), fault, self._plan.id)
             with contextlib.suppress(OSError):
-                note = host_health.HostHealth(verdict.node, time.time(), fault, self._plan.id)
                 host_health.write(self._job.root.parents[1], note)
 
     # Chores

@@ -278,8 +278,7 @@ def _straggler_lines(stragglers: Sequence[StragglerStatus]) -> list[Line]:
     """Return the ranks that hold up their peers: how much slower each is, and since which step."""
     lines: list[Line] = []
     for slow in stragglers[:STRAGGLERS_SHOWN_MAX]:
-        times = f"{slow.factor:.1f} x its peers"
-        text = f"rank {slow.rank} on {slow.node}, {times} since step {slow.since_step:,}"
+        text = f"rank {slow.rank} on {slow.node}, {slow.factor:.1f} x its peers since step {slow.since_step:,}"
         lines.append(line(f"{'' if lines else 'slow':<12}", Cell(text, "yellow")))
     if len(stragglers) > STRAGGLERS_SHOWN_MAX:
         lines.append(line(f"            and {len(stragglers) - STRAGGLERS_SHOWN_MAX} more: --json shows all"))

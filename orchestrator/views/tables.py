@@ -83,8 +83,8 @@ def waiting(statuses: Sequence[Status]) -> list[Line]:
 def _host_row(entry: Json) -> list[Cell]:
     failed = "-"
     if entry["failed_at"] is not None:
-        where = entry["failed_job"] or "a check"
-        failed = f"{entry['failed_at'][:16].replace('T', ' ')} in {where}: {entry['why']}"
+        at = entry["failed_at"][:16].replace("T", " ")
+        failed = f"{at} in {entry['failed_job'] or 'a check'}: {entry['why']}"
     return [
         Cell(entry["host"]),
         Cell("unused" if entry["state"] == "absent" and failed == "-" else entry["state"]),

@@ -282,8 +282,11 @@ def assess(
     if state.is_proved and (previous in alike or len(alike) >= PATTERN_MIN):
         return Assessment(CheckpointState.WHOLE, CompletionReason.SAME_FILE_SET, "")
     lost = sorted(gang.lost & set(gang.nodes) - watch.continued)
-    why = "the attempt ended while it was written"
-    why = f"{lost[0]} was lost before it reported whether it has a part of it" if lost else why
+    why = (
+        f"{lost[0]} was lost before it reported whether it has a part of it"
+        if lost
+        else "the attempt ended while it was written"
+    )
     return Assessment(CheckpointState.TORN, CompletionReason.NONE, why, is_damaged=save.is_named)
 
 
