@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.client import adoption
-from orchestrator.client.adoption import LIST_HINT, AdoptableCheckpoint, unusable_error
+from orchestrator.client.adoption import LIST_HINT, unusable_error
 from orchestrator.core.checkpoints import disk, file_groups, ledger, tree
 from orchestrator.core.checkpoints.checkpoint import START_PREFIX, Checkpoint, CheckpointState, FileLocation
 from orchestrator.core.checkpoints.ledger import ENDED_STATES
@@ -218,11 +218,6 @@ def _is_unreachable(plan: Plan, save: Checkpoint) -> bool:
 
 
 # The list
-
-
-def find_adoptable(job: JobDir, plan: Plan) -> list[AdoptableCheckpoint]:
-    """Return the files that look like checkpoints and are not in the ledger, see `adoption`. Raises ClusterError."""
-    return adoption.find_adoptable(job, plan, load_checkpoints(job))
 
 
 def list_checkpoints(job: JobDir, plan: Plan, *, verify: bool) -> list[Json]:

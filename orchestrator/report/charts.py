@@ -111,10 +111,6 @@ class Quantity:
     is_from_zero: bool = True
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}%"
-
-
 def _plain(value: float) -> str:
     return f"{value:.3g}"
 
@@ -132,7 +128,7 @@ TRAINING = (
 USAGE = (
     Quantity("Processors in use", attrgetter("usage.cpu_share"), _plain),
     Quantity("Memory", attrgetter("usage.memory_bytes"), size),
-    Quantity("GPU use", attrgetter("usage.gpu_share"), _percent),
+    Quantity("GPU use", attrgetter("usage.gpu_share"), lambda share: f"{100 * share:.0f}%"),
     Quantity("GPU memory", attrgetter("usage.gpu_memory_bytes"), size),
 )  # fmt: skip
 

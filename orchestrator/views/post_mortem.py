@@ -225,7 +225,9 @@ def _attempt_lines(attempt: Json, folder: str, state: str) -> Iterator[Line]:
     """Yield an attempt in full."""
     name, verdict = Cell(f"attempt {attempt['attempt']}", "bold"), attempt["verdict"]
     if verdict is None:
-        yield line(name, f"{_PAD}{_outcome(attempt, state)}{_steps_text(attempt)}")
+        last = attempt["last_step"]
+        steps = f", {_step_range(attempt['first_step'], last)}" if last is not None else ""
+        yield line(name, f"{_PAD}{_outcome(attempt, state)}{steps}")
     elif has_culprit(verdict):
         yield from _culprit_lines(attempt, folder)
     else:
@@ -322,12 +324,6 @@ def _group_evidence(evidence: Sequence[Json]) -> list[tuple[list[str], Json]]:
         names, _ = pieces.setdefault((piece["text"], piece["fix"]), ([], piece))
         names += [piece["node"]] if piece["node"] else []
     return list(pieces.values())
-
-
-def _steps_text(attempt: Json) -> str:
-    if attempt["last_step"] is None:
-        return ""
-    return f", {_step_range(attempt['first_step'], attempt['last_step'])}"
 
 
 def _step_range(first: int, last: int) -> str:

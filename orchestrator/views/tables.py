@@ -32,9 +32,7 @@ def jobs(statuses: Sequence[Status], chars_max: int | None = None) -> list[Line]
 
 
 def _job_row(status: Status, reason_chars: int | None) -> list[Cell]:
-    why = strip_notes(reason(status), status.nodes)
-    if status.copy_of:
-        why = f"a copy of {status.copy_of}"
+    why = f"a copy of {status.copy_of}" if status.copy_of else strip_notes(reason(status), status.nodes)
     return [
         Cell(status.id),
         Cell(status.state, STYLES.get(status.state, "")),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.client import job_checkpoints
+from orchestrator.client import adoption, job_checkpoints
 from orchestrator.core.errors import UserError
 from tests.support.local import WAIT_S_MAX, Desk, Sight, desk_at, kill, wait_until
 from tests.support.sharded import SHARDED
@@ -257,7 +257,9 @@ def test_checkpoint_outside_ledger_is_resumed_only_by_name(
     foreign = folder.checkpoints / "earlier" / "step-900.pt"
     foreign.parent.mkdir()
     shutil.copyfile(folder.checkpoints / "step-20.pt", foreign)
-    assert [offer.path for offer in job_checkpoints.find_adoptable(folder, plan)] == [foreign]
+    assert [
+        offer.path for offer in adoption.find_adoptable(folder, plan, job_checkpoints.load_checkpoints(folder))
+    ] == [foreign]
     assert failed.job.resume(environ=failed.environ).checkpoint.main == "step-30.pt"  # type: ignore[union-attr]
     assert failed.wait()["state"] == "SUCCEEDED"
     torn = foreign.with_name("step-901.pt")
@@ -281,7 +283,7 @@ def test_higher_numbered_checkpoints_of_earlier_run_are_ignored(desk: Desk, fail
     )  # fmt: skip
     assert job.wait()["state"] == "SUCCEEDED", job.job.why()
     assert _sources(job) == ["nothing", "step-30.pt"]
-    offered = job_checkpoints.find_adoptable(job.job.folder, job.job.plan())
+    offered = adoption.find_adoptable(job.job.folder, job.job.plan(), job_checkpoints.load_checkpoints(job.job.folder))
     assert [offer.path for offer in offered] == [place / "step-900.pt"]
 
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from orchestrator.client import job_checkpoints
+from orchestrator.client import adoption, job_checkpoints
 from orchestrator.views import cells, post_mortem
 from tests.support.local import Desk, Sight
 from tests.support.torch_saves import STAND_IN
@@ -116,7 +116,9 @@ def test_checkpoints_in_start_folder_and_resume_are_recognised(desk: Desk, path:
     assert second["resumed_from"] == second["began_from"]["path"] == str(snapshot)
     assert second["began_from"]["chosen_by"] == ("script" if path == "*" else "orch")
     assert second["first_step"] == 51
-    assert job_checkpoints.find_adoptable(job.job.folder, job.job.plan()) == []
+    assert (
+        adoption.find_adoptable(job.job.folder, job.job.plan(), job_checkpoints.load_checkpoints(job.job.folder)) == []
+    )
     (last,) = [
         one for one in job_checkpoints.list_checkpoints(job.job.folder, job.job.plan(), verify=True) if one["resume"]
     ]

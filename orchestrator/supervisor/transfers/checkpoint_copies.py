@@ -132,7 +132,8 @@ class CheckpointCopies:
         if fetch.copies or is_sent:
             return
         try:
-            install(fetch.save, self._local_folder(fetch.save), self._staging_folder(fetch.save))
+            local_folder = self._root if fetch.save.is_named else self._job.code
+            install(fetch.save, local_folder, self._staging_folder(fetch.save))
         except OSError as err:
             self._give_up(number, f"{err.filename}: {err.strerror} on this machine")
             return
@@ -154,10 +155,6 @@ class CheckpointCopies:
             for key in fetch.copies:
                 self._copier.drop(key)
             shutil.rmtree(self._staging_folder(fetch.save), ignore_errors=True)
-
-    def _local_folder(self, save: Checkpoint) -> Path:
-        """Return the local folder of a checkpoint."""
-        return self._root if save.is_named else self._job.code
 
     def _staging_folder(self, save: Checkpoint) -> Path:
         """Return the staging folder of a checkpoint."""

@@ -152,7 +152,7 @@ def test_no_adoption_while_supervisor_writes_ledger(shelf: Shelf) -> None:
 
 def _offered(shelf: Shelf) -> dict[str, str]:
     """Return what is offered, each with why it is not whole."""
-    found = job_checkpoints.find_adoptable(shelf.job, shelf.plan)
+    found = adoption.find_adoptable(shelf.job, shelf.plan, job_checkpoints.load_checkpoints(shelf.job))
     return {str(offer.path.relative_to(shelf.job.root)): offer.fault for offer in found}
 
 

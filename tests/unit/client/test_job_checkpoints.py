@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.client import job_checkpoints, post_mortem
+from orchestrator.client import adoption, job_checkpoints, post_mortem
 from orchestrator.client.job import Job
 from orchestrator.core.checkpoints.checkpoint import CheckpointState, CompletionReason, Content, FileLocation
 from orchestrator.core.checkpoints.resume_choice import ResumePoint
@@ -291,7 +291,7 @@ def test_damaged_ledger_line_is_named_and_others_count(shelf: Shelf) -> None:
     shelf.job.ledger.write_text(lines[0][:40] + "\n" + lines[1])
     assert list(job_checkpoints.load_checkpoints(shelf.job)) == [2]
     assert job_checkpoints.ledger_damage(shelf.job) == [f"{shelf.job.ledger}:1 cannot be read"]
-    (offer,) = job_checkpoints.find_adoptable(shelf.job, shelf.plan)
+    (offer,) = adoption.find_adoptable(shelf.job, shelf.plan, job_checkpoints.load_checkpoints(shelf.job))
     assert offer.path.name == "step-10.pt"
 
 
