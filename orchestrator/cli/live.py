@@ -34,18 +34,13 @@ REASON_LINES_MAX = 2
 """Limit on the lines that a state's reason takes below the logs."""
 
 
-def follow_logs(job: Job, query: LogQuery, style: LogStyle) -> Status:
-    """Print log lines until the job has ended; return its last status."""
-    return _follow(job, query, style, print_text, lambda status: None)
-
-
 def follow_all(job: Job, style: LogStyle) -> Status:
     """Print log lines and the job's state until it has ended; return its last status."""
     if terminal.has_colour():
         with _live_display(job.reference) as (out, refresh):
-            return _follow(job, LogQuery(), style, out, refresh)
+            return follow_logs(job, LogQuery(), style, out, refresh)
     shown = _ChangePrinter(job.reference, with_end=False)
-    return _follow(job, LogQuery(), style, print_text, shown, lambda: shown.told)
+    return follow_logs(job, LogQuery(), style, print_text, shown, lambda: shown.told)
 
 
 def watch(job: Job) -> Status:
@@ -110,14 +105,15 @@ def print_text(text: str) -> None:
     sys.stdout.flush()
 
 
-def _follow(
+def follow_logs(
     job: Job,
     query: LogQuery,
     style: LogStyle,
-    out: Print,
-    refresh: Refresh,
+    out: Print = print_text,
+    refresh: Refresh = lambda status: None,
     last_text: Callable[[], str] = str,
 ) -> Status:
+    """Print log lines by `out` until the job has ended; return its last status. `refresh` gets each status."""
     mask = job.mask()
     follower = Follower(job.folder, query, mask)
     status = _settled_status(job)

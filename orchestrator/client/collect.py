@@ -65,12 +65,12 @@ def collect(job: Job, to: Path | None, *, checkpoints: bool = True, everything: 
     saved = {homes.folder(save) / piece.name for save in inside for piece in save.files}
     written = {job.folder.code / file.name: file.size_bytes for file in start_folder.find_written_files(job.folder)}
     others = {path: size_bytes for path, size_bytes in written.items() if path not in saved}
-    outside = [save for save in complete if save not in inside]
     outside_paths = tuple(
         os.path.realpath(save.path)
         if Path(save.path).is_relative_to(job.folder.root)
         else f"{save.host}:{save.path}".removeprefix(":")
-        for save in outside
+        for save in complete
+        if save not in inside
     )
     if to is None:
         return CollectedFiles(job.folder.root, len(inside), len(others), outside_paths)
@@ -309,10 +309,6 @@ class FetchTargets:
             if file.name.startswith("code/") and self._homes.local_path(file.name) not in self._saved
         }
         return others if sum(others.values()) > bytes_max else {}
-
-    def is_extra_version(self, path: Path) -> bool:
-        """Tell whether a path is that of another version of a file."""
-        return path.is_relative_to(self._job.from_hosts)
 
     def drop_duplicate(self, file: CheckpointFile, path: Path) -> bool:
         """Delete another version of a file that has the same bytes; tell whether it did. Raises OSError."""

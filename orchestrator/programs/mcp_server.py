@@ -130,8 +130,7 @@ def logs(
         pattern = re.compile(grep) if grep is not None else None
     except (re.error, OverflowError, RecursionError) as err:
         raise UserError(f"{grep!r} is not a regular expression: {err}", "grep", "escape special characters") from err
-    wanted = found.select_ranks(ranks, nodes, attempt)
-    query = reader.LogQuery(wanted, tuple(nodes), attempt, tail, since_s, pattern)
+    query = reader.LogQuery(found.select_ranks(ranks, nodes, attempt), tuple(nodes), attempt, tail, since_s, pattern)
     mask = found.mask()
     view = log_view.LogView(log_view.LogStyle(colour=False, prefix=True), mask)
     texts = view.add(reader.blocks(found.folder, query, time.time_ns(), mask))

@@ -113,8 +113,7 @@ class Site:
         return _event_stream(self._table, OVERVIEW_S)
 
     async def _table(self) -> str:
-        seen = await run_in_threadpool(self._overlook.current)
-        return self._render("jobs.html.j2", seen=seen, actions=_actions)
+        return self._render("jobs.html.j2", seen=await run_in_threadpool(self._overlook.current), actions=_actions)
 
     async def _job(self, request: Request) -> Response:
         found = await run_in_threadpool(self._find_job, request)

@@ -218,7 +218,6 @@ class Executor:
 
     def _allocation_endings(self, facts: Facts, now_s: float) -> list[e.Event]:
         allocation = self._backend.allocation
-        endings = allocation.endings() if allocation is not None else []
         return [
             e.AllocationEnding(
                 now_s,
@@ -227,7 +226,7 @@ class Executor:
                 ending.why,
                 None if ending.left_s is None else now_s + ending.left_s,
             )
-            for ending in endings
+            for ending in (allocation.endings() if allocation is not None else ())
         ]
 
     def finish_sends(self, gang: plan_types.Gang, now_s: float) -> list[e.Event]:

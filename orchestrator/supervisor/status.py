@@ -354,8 +354,6 @@ def _node_state(node: NodeFacts, *, ended: bool) -> str:
 
 def _rank(base: int, rank: RankFacts, now: Now, local: int, rate_per_s: float | None, total: int | None) -> RankStatus:
     alive = rank.rank_state is RankState.ALIVE
-    state_text = _PROCESS_STATES.get(rank.state, "running") if alive else rank.rank_state.value
-    code = rank.code if rank.signal is None else -rank.signal
     step = base + rank.steps if rank.steps else None
     reported = rank.training or NOT_REPORTED
     total = total or training.total_steps(step, rank.beat.rate_per_s, reported)
@@ -364,11 +362,11 @@ def _rank(base: int, rank: RankFacts, now: Now, local: int, rate_per_s: float | 
         local_rank=local,
         node=rank.node,
         pid=rank.pid or None,
-        state=state_text,
+        state=_PROCESS_STATES.get(rank.state, "running") if alive else rank.rank_state.value,
         step=step,
         steps_per_s=round(rate_per_s, 3) if rate_per_s is not None else None,
         beat_s=now.age_s(rank.beat_at) if alive else None,
-        exit=code,
+        exit=rank.code if rank.signal is None else -rank.signal,
         progress=rank.beat.progress or None,
         training=training.estimate_progress(reported, step, total, rate_per_s if alive else 0.0),
         usage=(rank.usage if alive else None) or NOT_MEASURED,

@@ -133,9 +133,8 @@ def suspicion(status: Status, reference: str = "", chars_max: int | None = None)
     """Return the suspicion, cut at `chars_max`, and below it the action that follows, its time, and the command for it."""
     if not status.suspicion:
         return []
-    suspicion_text = shorten_paths(status.suspicion, status.dir)
     next_action = next_action_line(status.suspected, status.written_at, reference or status.id)
-    return suspicion_lines(cut(suspicion_text, chars_max), next_action)
+    return suspicion_lines(cut(shorten_paths(status.suspicion, status.dir), chars_max), next_action)
 
 
 def suspicion_lines(suspicion_text: str, next_action: str) -> list[Line]:

@@ -78,8 +78,7 @@ class CheckpointCopies:
             if place.host:
                 pieces = tuple(piece for piece in save.files if piece.name in place.names)
                 names, key = tuple(piece.name for piece in pieces), f"fetch {save.number} {place.host}"
-                stage = self._staging_folder(save)
-                copy = Copy(key, place.host, Direction.FETCH, place.root, stage, names, pieces)
+                copy = Copy(key, place.host, Direction.FETCH, place.root, self._staging_folder(save), names, pieces)
                 fetch.copies[key] = copy
                 self._copier.copy(copy)
         if len(self._fetches) > INCOMING_MAX:

@@ -187,10 +187,9 @@ class RetentionPolicy:
         def keep() -> bool:
             """Return whether the disk is full."""
             try:
-                older = self._list_kept(save.number)
                 place = self.kept_folder(save.number)
                 is_kept = all(disk.matches_record(place, piece) for piece in save.files)
-                if is_kept or disk.keep_copy(save, place, copies=copies, older=older):
+                if is_kept or disk.keep_copy(save, place, copies=copies, older=self._list_kept(save.number)):
                     self._delete_before(save.number)
             except OSError as err:
                 return full_disk.is_full(err)  # else it is written again
