@@ -89,8 +89,9 @@ class ClusterReport:
     def add_failures(self, failures: Mapping[str, LaunchError]) -> None:
         """Note the hosts that have not answered."""
         for name, failure in failures.items():
-            fix = failure.fix or "inspect the host, then check again"
-            self.findings.append(error(failure.stage, [name], failure.reason, fix))
+            self.findings.append(
+                error(failure.stage, [name], failure.reason, failure.fix or "inspect the host, then check again")
+            )
             self.lost[name] = str(failure)
 
 
