@@ -42,7 +42,6 @@ class AgentDropped:
     left: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class Wake:
     """A backend has something to report: poll it."""
 
