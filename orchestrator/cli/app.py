@@ -31,8 +31,9 @@ def _revive_all() -> None:
         except OrchError as err:
             terminal.print_error(f"{folder.id}: its supervisor died and cannot be restarted: {err}")
         except OSError as err:  # such as a disk without locks, where a dead supervisor looks like a live one
-            why = f"{err.filename or folder.root}: {err.strerror or err}"
-            terminal.print_error(f"{folder.id}: the state of its supervisor is unknown: {why}")
+            terminal.print_error(
+                f"{folder.id}: the state of its supervisor is unknown: {err.filename or folder.root}: {err.strerror or err}"
+            )
 
 
 def main() -> None:

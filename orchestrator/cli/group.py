@@ -19,7 +19,7 @@ from orchestrator.core.jobdir import home
 from orchestrator.core.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from orchestrator.client.remote_files import FetchReport
     from orchestrator.core.jobdir.status_file import Status
@@ -136,6 +136,14 @@ def report_leftovers(accounts: Mapping[str, FetchReport]) -> int:
 def print_json(data: Any, in_one_line: bool = False) -> None:
     """Print JSON: indented on a terminal, in one line elsewhere or when asked for."""
     click.echo(json.dumps(data, indent=2 if sys.stdout.isatty() and not in_one_line else None))
+
+
+def print_result(data: Any, as_json: bool, view: Callable[[Any], list[Line]]) -> None:
+    """Print what a verb found: as JSON, or as the lines of a view."""
+    if as_json:
+        print_json(data)
+    else:
+        terminal.write(view(data))
 
 
 def watch_job(job: Job, *, as_json: bool) -> int:

@@ -17,7 +17,7 @@ from orchestrator.cli.group import (
     apply_slurm_end,
     find_job,
     own_jobs,
-    print_json,
+    print_result,
     report_leftovers,
 )
 from orchestrator.cli.params import AgoParam
@@ -90,7 +90,7 @@ def nodes(free: bool, as_json: bool) -> int:
         listed = [
             {**one, "free": stocks[one["host"]].as_json(asked_s) if one["host"] in stocks else None} for one in listed
         ]
-    print_json(listed) if as_json else terminal.write(tables.hosts(listed))
+    print_result(listed, as_json, tables.hosts)
     if not as_json:
         waiting = [status for status in all_statuses() if status.state == "QUEUED"]
         terminal.write(tables.waiting_lines(waiting))

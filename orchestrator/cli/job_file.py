@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from orchestrator.cli import terminal
-from orchestrator.cli.group import AS_JSON, BACKEND, SET, SPEC, print_json
+from orchestrator.cli.group import AS_JSON, BACKEND, SET, SPEC, print_result
 from orchestrator.core.errors import UserError
 from orchestrator.core.invisible_characters import escape_harmful
 
@@ -30,10 +30,7 @@ def check(spec: Path, backend: str | None, overrides: tuple[str, ...], as_json: 
     from orchestrator.views import tables
 
     findings = preflight.check(spec, backend, overrides, os.environ, functools.partial(terminal.say, err=True))
-    if as_json:
-        print_json([finding.as_json() for finding in findings])
-    else:
-        terminal.write(tables.findings([finding.as_json() for finding in findings]))
+    print_result([finding.as_json() for finding in findings], as_json, tables.findings)
     return max((finding.exit_code for finding in findings), default=0)
 
 
@@ -52,10 +49,7 @@ def plan(spec: Path, backend: str | None, overrides: tuple[str, ...], as_json: b
     from orchestrator.views import outline as outline_view
 
     seen = make_outline(load(spec, overrides=overrides, backend=backend), os.environ)
-    if as_json:
-        print_json(seen.as_json())
-    else:
-        terminal.write(outline_view.outline(seen.as_json()))
+    print_result(seen.as_json(), as_json, outline_view.outline)
     return seen.exit_code
 
 

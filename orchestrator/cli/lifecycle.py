@@ -63,8 +63,8 @@ def report_submitted(job: Job, *, follow: bool, as_json: bool, is_new: bool = Tr
     from orchestrator.submission import submit_checks
 
     if as_json:
-        state, place = job.status()["state"], str(job.folder.root)
-        print_json({"id": job.id, "name": job.name, "dir": place, "state": state, "new": is_new}, follow)
+        state = job.status()["state"]
+        print_json({"id": job.id, "name": job.name, "dir": str(job.folder.root), "state": state, "new": is_new}, follow)
     elif not is_new:
         terminal.say(f"{job.id} already exists for this key, state {job.status()['state']}")
     else:
@@ -76,8 +76,9 @@ def report_submitted(job: Job, *, follow: bool, as_json: bool, is_new: bool = Tr
         if job.source.slurm_id():
             _print_queue(job)
     for name, to in start_folder.find_output_links(job.folder).items() if is_new and not as_json else ():
-        note = f"{name} is a link to {to}, because git ignores it: all jobs of this workdir share its files"
-        terminal.say(f"  note    {note}")
+        terminal.say(
+            f"  note    {name} is a link to {to}, because git ignores it: all jobs of this workdir share its files"
+        )
     for warning in (
         (
             *submit_checks.submit_warnings(job.plan()),
@@ -169,8 +170,7 @@ def resume(job: str | None, checkpoint: str | None, overrides: tuple[str, ...], 
 
     found = find_job(job)
     if checkpoint == "":
-        fix = "orch checkpoints lists them; without --from it is the newest"
-        raise UserError("names no checkpoint", "--from", fix)
+        raise UserError("names no checkpoint", "--from", "orch checkpoints lists them; without --from it is the newest")
     old_plan = found.plan() if overrides else None
     choice = found.resume(checkpoint or "", overrides)
     terminal.say(f"resumed {found.id}")

@@ -34,18 +34,13 @@ REASON_LINES_MAX = 2
 """Limit on the lines that a state's reason takes below the logs."""
 
 
-def follow_logs(job: Job, query: LogQuery, style: LogStyle) -> Status:
-    """Print log lines until the job has ended; return its last status."""
-    return _follow(job, query, style, print_text, lambda status: None)
-
-
 def follow_all(job: Job, style: LogStyle) -> Status:
     """Print log lines and the job's state until it has ended; return its last status."""
     if terminal.has_colour():
         with _live_display(job.reference) as (out, refresh):
-            return _follow(job, LogQuery(), style, out, refresh)
+            return follow_logs(job, LogQuery(), style, out, refresh)
     shown = _ChangePrinter(job.reference, with_end=False)
-    return _follow(job, LogQuery(), style, print_text, shown, lambda: shown.told)
+    return follow_logs(job, LogQuery(), style, print_text, shown, lambda: shown.told)
 
 
 def watch(job: Job) -> Status:
@@ -60,8 +55,7 @@ def watch(job: Job) -> Status:
 
         def refresh(status: Status) -> None:
             status_lines = status_view.job(status, reference=reference, chars_max=screen.width)
-            shown = cells.wrap(status_lines, screen.width)
-            lines = [terminal.rich_text(one) for one in shown]
+            lines = [terminal.rich_text(one) for one in cells.wrap(status_lines, screen.width)]
             live.update(Text("\n").join(lines), refresh=True)
 
         return _until_ended(job, refresh)
@@ -76,7 +70,7 @@ def print_changes(job: Job) -> Status:
         current = [status.state, status.attempt, status.reason, _suspicion_key(status)]
         if current != last:
             last[:] = current
-            print_line(json.dumps(status_file.to_json(status)))
+            print_text(f"{json.dumps(status_file.to_json(status))}\n")
 
     return _until_ended(job, refresh)
 
@@ -105,25 +99,21 @@ def _until_ended(job: Job, refresh: Refresh) -> Status:
         time.sleep(STATUS_S)
 
 
-def print_line(text: str) -> None:
-    """Print one line at once."""
-    print_text(f"{text}\n")
-
-
 def print_text(text: str) -> None:
     """Print text at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
-def _follow(
+def follow_logs(
     job: Job,
     query: LogQuery,
     style: LogStyle,
-    out: Print,
-    refresh: Refresh,
+    out: Print = print_text,
+    refresh: Refresh = lambda status: None,
     last_text: Callable[[], str] = str,
 ) -> Status:
+    """Print log lines by `out` until the job has ended; return its last status. `refresh` gets each status."""
     mask = job.mask()
     follower = Follower(job.folder, query, mask)
     status = _settled_status(job)
@@ -185,7 +175,7 @@ class _ChangePrinter:
         self._last = current
         why = f"  {news}" if news and not (self.told and news.endswith(self.told)) else ""
         self.told = news
-        print_line(f"── {cells.plain_text([cells.line(*status_view.headline(status), why)]).strip()}")
+        print_text(f"── {cells.plain_text([cells.line(*status_view.headline(status), why)]).strip()}\n")
 
 
 class _NewNotices:

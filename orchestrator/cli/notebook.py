@@ -70,7 +70,12 @@ def run(
         python = interpreter  # a bare `python` in a notebook is the notebook's own
     line = run_line.RunLine(command, nodes, gpus, procs, backend, hosts, name, dict(env or {}), python, dict(set or {}))
     notes = [f"Written by orchestrator.run, to run: {shlex.join(argv)}"]
-    file = run_line.make_job_file(line, Path.cwd() / "job.yaml", notes, _setting_text)
+    file = run_line.make_job_file(
+        line,
+        Path.cwd() / "job.yaml",
+        notes,
+        lambda name, value: f"{name}[{value!r}]" if name in ("set", "env") else f"{name}={value}",
+    )
     job, _ = submit_once(file, oversubscribe=oversubscribe)
     if follow:
         _follow(job, is_new=True)
@@ -82,11 +87,6 @@ def _split_command(script: str) -> tuple[str, ...]:
         return tuple(shlex.split(script))
     except ValueError as err:
         raise UserError(f"cannot be read: {err}", f"script {script!r}", "pass its arguments separately") from err
-
-
-def _setting_text(name: str, value: str) -> str:
-    """Return how a setting was written, for a fault of it."""
-    return f"{name}[{value!r}]" if name in ("set", "env") else f"{name}={value}"
 
 
 def follow(job: Job) -> Job:

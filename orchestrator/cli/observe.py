@@ -19,10 +19,11 @@ from orchestrator.cli.group import (
     apply_slurm_end,
     find_job,
     print_json,
+    print_result,
     status_now,
     watch_job,
 )
-from orchestrator.cli.params import AgoParam, CountParam, PatternParam
+from orchestrator.cli.params import COUNT_MAX, AgoParam, PatternParam
 from orchestrator.client.job import Job
 from orchestrator.core.errors import OrchError, UserError
 from orchestrator.core.jobdir import home, status_file
@@ -72,7 +73,9 @@ def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_js
 
 @click.command()
 @JOB
-@click.option("--rank", "ranks", multiple=True, type=CountParam(0), metavar="N", help="Only this rank; repeatable.")
+@click.option(
+    "--rank", "ranks", multiple=True, type=click.IntRange(0, COUNT_MAX), metavar="N", help="Only this rank; repeatable."
+)
 @click.option(
     "--node",
     "nodes",
@@ -80,9 +83,9 @@ def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_js
     metavar="NAME",
     help="Only the output of this node's ranks, agent and setup lines; repeatable.",
 )
-@click.option("--attempt", type=CountParam(1), metavar="N", help="Only this attempt.")
+@click.option("--attempt", type=click.IntRange(1, COUNT_MAX), metavar="N", help="Only this attempt.")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines, across restarts, until the job ends.")
-@click.option("-n", "--tail", type=CountParam(0), metavar="N", help="Only the last N lines.")
+@click.option("-n", "--tail", type=click.IntRange(0, COUNT_MAX), metavar="N", help="Only the last N lines.")
 @click.option("--since", type=AgoParam(), help="Only lines of this last time, such as 90s, 10m, 2h.")
 @click.option("--grep", type=PatternParam(), help="Only lines that match this regular expression.")
 def logs(
@@ -180,17 +183,15 @@ def why(job: str | None, as_json: bool) -> int:
 
     found = find_job(job)
     apply_slurm_end(found)
-    report = found.why()
-    if as_json:
-        print_json(report)
-    else:
-        terminal.write(post_mortem.post_mortem(report, found.reference))
+    print_result(found.why(), as_json, lambda report: post_mortem.post_mortem(report, found.reference))
     return 0
 
 
 @click.command()
 @JOB
-@click.option("--rank", "ranks", multiple=True, type=CountParam(0), metavar="N", help="Only this rank; repeatable.")
+@click.option(
+    "--rank", "ranks", multiple=True, type=click.IntRange(0, COUNT_MAX), metavar="N", help="Only this rank; repeatable."
+)
 @AS_JSON
 def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
     """Show what each rank of a running job is doing now.
@@ -241,11 +242,7 @@ def goodput(job: str | None, of_all: bool, since: float | None, by: str | None, 
     if since is not None:
         usage_by_job = {job_id: one.since(time.time() - since) for job_id, one in usage_by_job.items()}
         usage_by_job = {job_id: one for job_id, one in usage_by_job.items() if one.spans}
-    usage_json = post_mortem.time_uses(usage_by_job)
-    if as_json:
-        print_json(usage_json)
-    else:
-        terminal.write(goodput_view.table(usage_json, by))
+    print_result(post_mortem.time_uses(usage_by_job), as_json, lambda usage: goodput_view.table(usage, by))
     return 0
 
 
@@ -257,8 +254,7 @@ def folder(job: str | None, as_json: bool) -> int:
     from orchestrator.client import job_folders
     from orchestrator.views import checkpoint_table as saves_view
 
-    where = job_folders.job_folders(find_job(job).folder)
-    print_json(where) if as_json else terminal.write(saves_view.folder_lines(where))
+    print_result(job_folders.job_folders(find_job(job).folder), as_json, saves_view.folder_lines)
     return 0
 
 
@@ -279,8 +275,5 @@ def checkpoints(job: str | None, verify: bool, as_json: bool) -> int:
     listed = job_checkpoints.list_checkpoints(found.folder, found.plan(), verify=verify)
     for text in job_checkpoints.ledger_damage(found.folder):
         terminal.print_error(text)
-    if as_json:
-        print_json(listed)
-    else:
-        terminal.write(saves_view.table(listed, found.reference, str(found.folder.root)))
+    print_result(listed, as_json, lambda rows: saves_view.table(rows, found.reference, str(found.folder.root)))
     return 0

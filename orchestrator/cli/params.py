@@ -149,13 +149,6 @@ def complete_checkpoint(ctx: click.Context, param: click.Parameter, incomplete: 
     return _starting_with(dict.fromkeys((*names, *map(str, checkpoints))), incomplete)
 
 
-class CountParam(click.IntRange):
-    """A whole number from `least` to `COUNT_MAX`."""
-
-    def __init__(self, least: int) -> None:
-        super().__init__(least, COUNT_MAX)
-
-
 class AgoParam(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
     """A time back from now, such as 90s, 10m or 2h; without a unit seconds."""
 

@@ -18,7 +18,7 @@ from orchestrator.cli.group import (
     EXIT_TIMEOUT,
     JOB,
     find_job,
-    print_json,
+    print_result,
 )
 from orchestrator.cli.params import AgoParam
 from orchestrator.core.errors import ClusterError, UserError
@@ -43,10 +43,7 @@ def wait(job: str | None, timeout: float | None, as_json: bool) -> int:
     A person is needed for a hang that orch will not end soon, a queue that can never start the job, a full disk, and a supervisor that died with its machine. The exit code is 0 if the job succeeded, 1 if it failed or was cancelled, 4 if it needs a person, and 124 after the timeout.
     """
     result = outcome.wait_for_outcome(find_job(job), timeout)
-    if as_json:
-        print_json(result)
-    else:
-        terminal.write(outcome.lines(result))
+    print_result(result, as_json, outcome.lines)
     if result["ended"]:
         return 0 if result["state"] == "SUCCEEDED" else EXIT_JOB_FAILED
     return EXIT_NEEDS_PERSON if result["needs"] else EXIT_TIMEOUT

@@ -39,9 +39,11 @@ class _ScriptCommand(click.Command):
         rest = super().parse_args(ctx, args)
         first = next(iter(ctx.params.get("words") or ()), "")
         if first.startswith("-") and first != "-m":
+            import difflib
+
             options = [name for param in self.params for name in param.opts if name.startswith("--")]
-            near = _close_matches(first, options)
             name = first.partition("=")[0]
+            near = difflib.get_close_matches(name, options, n=1) or None
             hint = None if near else f"No such option {name!r}. {_option_hint(name)}"
             raise click.NoSuchOption(name, hint, possibilities=near, ctx=ctx)
         return rest
@@ -52,12 +54,6 @@ def _option_hint(name: str) -> str:
     if _TORCHRUN_OPTION.match(name):
         return f"It is torchrun's: orch run torchrun {name} … train.py"
     return f"Options of your script come after it: orch run train.py {name}"
-
-
-def _close_matches(word: str, options: list[str]) -> list[str] | None:
-    import difflib
-
-    return difflib.get_close_matches(word.partition("=")[0], options, n=1) or None
 
 
 @click.command(cls=_ScriptCommand)
@@ -134,8 +130,7 @@ def _job_file(
         }
     settings = {} if path.parent.resolve() == cwd else {"workdir": os.path.relpath(cwd, path.parent)}
     line = run_line.RunLine(command, env=_parse_env(env), overrides=overrides, settings=settings, **options)  # type: ignore[arg-type]
-    typed_args = click.get_current_context().meta[_TYPED_ARGS]
-    notes = [f"Written by: orch run {escape(shlex.join(typed_args))}"]
+    notes = [f"Written by: orch run {escape(shlex.join(click.get_current_context().meta[_TYPED_ARGS]))}"]
     return run_line.make_job_file(line, path, notes, lambda name, value: f"--{name} {value}")
 
 

@@ -182,9 +182,7 @@ def _find_adoptable_at(job: JobDir, plan: Plan, path: Path) -> AdoptableCheckpoi
     scan, prefix = tree.scan(folder), f"{folder.name}/"
     files = {prefix + name: dataclasses.replace(piece, name=prefix + name) for name, piece in scan.files.items()}
     offer = _find_adoptable_in(path, folder.parent, files, {prefix + name for name in scan.pointed})
-    if offer.group.is_folder:
-        return offer
-    return _find_adoptable_in(path, folder, scan.files, scan.pointed)
+    return offer if offer.group.is_folder else _find_adoptable_in(path, folder, scan.files, scan.pointed)
 
 
 def _find_adoptable_in(

@@ -67,12 +67,12 @@ def collect(job: Job, to: Path | None, *, checkpoints: bool = True, everything: 
     saved = {homes.folder(checkpoint) / piece.name for checkpoint in inside for piece in checkpoint.files}
     written = {job.folder.code / file.name: file.size_bytes for file in start_folder.find_written_files(job.folder)}
     others = {path: size_bytes for path, size_bytes in written.items() if path not in saved}
-    outside = [checkpoint for checkpoint in complete if checkpoint not in inside]
     outside_paths = tuple(
         os.path.realpath(checkpoint.path)
         if Path(checkpoint.path).is_relative_to(job.folder.root)
         else f"{checkpoint.host}:{checkpoint.path}".removeprefix(":")
-        for checkpoint in outside
+        for checkpoint in complete
+        if checkpoint not in inside
     )
     if to is None:
         return CollectedFiles(job.folder.root, len(inside), len(others), outside_paths)
@@ -313,10 +313,6 @@ class FetchTargets:
             if file.name.startswith("code/") and self._homes.local_path(file.name) not in self._saved
         }
         return others if sum(others.values()) > bytes_max else {}
-
-    def is_extra_version(self, path: Path) -> bool:
-        """Return whether a path is that of another version of a file."""
-        return path.is_relative_to(self._job.from_hosts)
 
     def drop_duplicate(self, file: CheckpointFile, path: Path) -> bool:
         """Delete another version of a file that has the same bytes; tell whether it did. Raises OSError."""

@@ -339,6 +339,6 @@ def _submit(
     return job
 
 
-def find(wanted: str | None = None, environ: Mapping[str, str] | None = None) -> Job:
-    """Return a job by id or name, or the latest. Raises UserError when there is none."""
-    return Job(home.find_job(home.job_home(os.environ if environ is None else environ), wanted))
+def find(wanted: str | None = None, environ: Mapping[str, str] | None = None, *, running: bool = False) -> Job:
+    """Return a job by id or name, or the latest. Raises UserError when there is none. `running`: to act on a running job."""
+    return Job(home.find_job(home.job_home(os.environ if environ is None else environ), wanted, running=running))

@@ -354,8 +354,7 @@ def _start_json(event: CheckpointRead | None, read: Checkpoint | None, given: Ch
     if read is None:
         path = event.other.removeprefix(START_PREFIX) or None
         return {"save": None, "path": path, "step": None, "chosen_by": "script"} if path or given else None
-    is_script_choice = not read.is_named or given is None or read.number != given.number
-    chosen_by = "script" if is_script_choice else "orch"
+    chosen_by = "script" if not read.is_named or given is None or read.number != given.number else "orch"
     return {"save": read.number, "path": read.path, "step": read.step, "chosen_by": chosen_by}
 
 

@@ -261,7 +261,7 @@ class _Fetcher:
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 session.append(file.name, path, file.size_bytes)
-            is_extra_version = self._arrivals.is_extra_version(path)
+            is_extra_version = path.is_relative_to(self._job.from_hosts)
             if is_extra_version and self._arrivals.drop_duplicate(file, path):
                 return
         except (OSError, HostError, ConnectionBroken) as err:

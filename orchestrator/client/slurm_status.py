@@ -238,14 +238,12 @@ def _merge_status(job: JobDir, written: Status | None, queued: QueueJob, plan: C
 def _startup_reason(job: JobDir, queued: QueueJob) -> str:
     """Return the reason of a job whose supervisor has written no status yet."""
     match queued.stage:
-        case Stage.WAITING:
-            return what_and_fix(_describe(job, queued))
         case Stage.RUNNING | Stage.LEAVING | Stage.UNKNOWN:
             last_line = _last_batch_line(job)
             where = f" on {queued.nodes}" if queued.nodes else ""
             head = f"Slurm job {queued.id} is {queued.state}{where}, and its supervisor has not started yet"
             return f"{head}; last line of its batch script: {last_line}" if last_line else head
-        case Stage.NO_ANSWER | Stage.OVER | Stage.NOT_FOUND:
+        case Stage.WAITING | Stage.NO_ANSWER | Stage.OVER | Stage.NOT_FOUND:
             return what_and_fix(_describe(job, queued))
 
 

@@ -60,7 +60,6 @@ def inspect_stacks(job: JobDir, status: Status, answer_s_max: float = ANSWER_S_M
     if any(rank.activity is observations.Activity.UNKNOWN and rank.pid for rank in ranks):
         time.sleep(APART_S)
         answers, inspections = _inspect(job, answer_s_max), 2
-    apart_s = round(time.monotonic() - began_s, 1) if inspections > 1 else None
     shown = [rank_json(rank, node) for node, answer in answers.inspected for rank in answer.ranks]
     return {
         "id": status.id,
@@ -70,7 +69,7 @@ def inspect_stacks(job: JobDir, status: Status, answer_s_max: float = ANSWER_S_M
         "step": status.step,
         "dir": str(job.root),
         "looks": inspections,
-        "apart_s": apart_s,
+        "apart_s": round(time.monotonic() - began_s, 1) if inspections > 1 else None,
         "ranks": sorted(shown, key=lambda rank: int(rank["rank"])),
         "unanswered": list(answers.missing),
         "pages": str(job.evidence(answers.attempt)),

@@ -31,10 +31,6 @@ OUTPUTS: dict[str, Any] = {
 }
 
 
-_OMITTED_FIELDS = {"plan": ("exit_code",)}
-"""Fields of the types that a verb's JSON omits."""
-
-
 class _Schemas(GenerateJsonSchema):
     """pydantic's schema generator, with a schema for `Measured`."""
 
@@ -56,9 +52,9 @@ def make_schema(verb: str | None) -> Json:
     schema = TypeAdapter(OUTPUTS[verb], config=config).json_schema(schema_generator=_Schemas)
     if verb == "status":
         _flatten(schema["$defs"])
-    for name in _OMITTED_FIELDS.get(verb, ()):
-        schema["properties"].pop(name)
-        schema["required"].remove(name)
+    if verb == "plan":  # its JSON omits the exit code
+        schema["properties"].pop("exit_code")
+        schema["required"].remove("exit_code")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 

@@ -78,8 +78,7 @@ def submit(
 ) -> Json:
     """Submit the job that a job file describes. The key makes it one job, however often the call is repeated."""
     job, is_new = jobs.submit_file(spec, backend, overrides, key=key)
-    state, place = job.status()["state"], str(job.folder.root)
-    return {"id": job.id, "name": job.name, "dir": place, "state": state, "new": is_new}
+    return {"id": job.id, "name": job.name, "dir": str(job.folder.root), "state": job.status()["state"], "new": is_new}
 
 
 def status(
@@ -89,7 +88,7 @@ def status(
 ) -> list[Json]:
     """Show the state of a job: step, loss, time left, nodes, ranks."""
     if not all_jobs:
-        found = _find_job(job)
+        found = jobs.find(job)
         now = trackers.add_runs(found.folder, found.source.settled_status())
         return [_status_json(now, RANKS_MAX if not every_rank else len(now.ranks))]
     if job is not None:
@@ -107,7 +106,7 @@ def status(
 
 def why(job: AnyJob = None) -> Json:
     """Explain what went wrong in each attempt, which rank caused it, with evidence; what was lost, and where a restart resumes."""
-    found = _find_job(job)
+    found = jobs.find(job)
     with contextlib.suppress(OrchError):  # the job's folder is enough, without Slurm
         found.source.settle()
     return found.why()
@@ -126,13 +125,12 @@ def logs(
 ) -> Logs:
     """Show the last lines that ranks printed, merged by time, without secrets. If there are none, pass nodes: their setup lines may
     explain it."""
-    found = _find_job(job)
+    found = jobs.find(job)
     try:
         pattern = re.compile(grep) if grep is not None else None
     except (re.error, OverflowError, RecursionError) as err:
         raise UserError(f"{grep!r} is not a regular expression: {err}", "grep", "escape special characters") from err
-    wanted = found.select_ranks(ranks, nodes, attempt)
-    query = reader.LogQuery(wanted, tuple(nodes), attempt, tail, since_s, pattern)
+    query = reader.LogQuery(found.select_ranks(ranks, nodes, attempt), tuple(nodes), attempt, tail, since_s, pattern)
     mask = found.mask()
     view = log_view.LogView(log_view.LogStyle(colour=False, prefix=True), mask)
     texts = view.add(reader.blocks(found.folder, query, time.time_ns(), mask))
@@ -149,7 +147,7 @@ def stacks(
     ranks: Annotated[list[int], Field(description="Only these ranks.")] = [],  # noqa: B006
 ) -> Json:
     """Inspect what every rank of a running job is doing right now; it changes nothing."""
-    found = _find_job(job, running=True)
+    found = jobs.find(job, running=True)
     wanted = found.select_ranks(ranks, (), None)
     taken = found.stacks()
     return {**taken, "ranks": [rank for rank in taken["ranks"] if not wanted or rank["rank"] in wanted]}
@@ -163,7 +161,7 @@ def wait(
     ] = WAIT_S,
 ) -> Json:
     """Wait until a job has ended or needs a person; say which rank caused it, and what to do then."""
-    found, begin_s = _find_job(job), time.monotonic()
+    found, begin_s = jobs.find(job), time.monotonic()
     while True:
         waited_s = time.monotonic() - begin_s
         waited = waiting.wait(found, max(0.0, min(PROGRESS_S, timeout_s - waited_s)))
@@ -176,14 +174,14 @@ def wait(
 
 def cancel(job: OneJob) -> Json:
     """Stop a job; it can be resumed. Ranks get TERM, and KILL after the grace period; wait returns when it has stopped."""
-    found = _find_job(job, running=True)
+    found = jobs.find(job, running=True)
     found.cancel()
     return outcome.wait_for_outcome(found, 0.0)
 
 
 def restart(job: OneJob) -> Json:
     """Stop the current attempt of a running job, and start the next one from the newest complete checkpoint."""
-    found = _find_job(job, running=True)
+    found = jobs.find(job, running=True)
     found.restart()
     return outcome.wait_for_outcome(found, 0.0)
 
@@ -194,7 +192,7 @@ def resume(
     overrides: Overrides = [],  # noqa: B006
 ) -> Json:
     """Resume an ended job in its own folder from its newest complete checkpoint, with the code of its submit."""
-    found = _find_job(job)
+    found = jobs.find(job)
     found.resume(checkpoint, overrides)
     return outcome.wait_for_outcome(found, 0.0)
 
@@ -251,10 +249,6 @@ def _tool_errors() -> Iterator[None]:
         raise ToolError(str(err)) from err
     except OSError as err:
         raise ToolError(f"{err.filename or 'orch'}: {err.strerror or err}") from err
-
-
-def _find_job(wanted: str | None, *, running: bool = False) -> Job:
-    return Job(home.find_job(home.job_home(os.environ), wanted, running=running))
 
 
 def _status_json(now: Status, ranks_max: int) -> Json:

@@ -81,8 +81,7 @@ class JobMetrics(Collector):
                 unreadable += 1
         self._kept = {job_id: kept for job_id, kept in self._kept.items() if job_id in shown}
         self._reader.keep_only(shown)
-        families.add_free(host_health.read_all(self._folder).values())
-        yield from families.all()
+        yield from families.all(host_health.read_all(self._folder).values())
         yield GaugeMetricFamily("orch_unreadable_jobs", "Jobs whose folder could not be read.", unreadable)
 
     def _status(self, job: JobDir) -> Status:
@@ -137,7 +136,6 @@ class _MetricFamilies:
     def __init__(self) -> None:
         self._made: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
         self._gpus: Counter[str] = Counter()
-        self._free: dict[str, int] = {}
 
     def add(self, status: Status, history: _History, held: Iterable[Holding], wall_s: float) -> None:
         """Add the metrics of a job."""
@@ -161,12 +159,6 @@ class _MetricFamilies:
         for one in held:
             self._gpus[one.host] += one.gpus
 
-    def add_free(self, notes: Iterable[HostHealth]) -> None:
-        """Add the free GPUs of hosts that passed their last check."""
-        for note in notes:
-            if note.gpus and not note.fault:
-                self._free[note.host] = max(0, note.gpus - self._gpus[note.host])
-
     def _add_job(self, status: Status) -> None:
         job = status.id
         info_labels = {"job_id": job, "name": status.name, "backend": status.backend}
@@ -186,10 +178,12 @@ class _MetricFamilies:
         for phase, rank_s in history.seconds.items():
             self._counter("orch_job_time_seconds", what, rank_s, job_id=job, phase=phase)
 
-    def all(self) -> Iterator[Metric]:
-        """Yield the metrics."""
+    def all(self, notes: Iterable[HostHealth]) -> Iterator[Metric]:
+        """Yield the metrics, with the free GPUs of hosts that passed their last check."""
         what = "GPUs of a host that these jobs use, and that are free."
-        for state, hosts in (("held", +self._gpus), ("free", self._free)):
+        good = [note for note in notes if note.gpus and not note.fault]
+        free = {note.host: max(0, (note.gpus or 0) - self._gpus[note.host]) for note in good}
+        for state, hosts in (("held", +self._gpus), ("free", free)):
             for host, gpus in hosts.items():
                 self._gauge("orch_host_gpus", what, gpus, host=host, state=state)
         yield from self._made.values()

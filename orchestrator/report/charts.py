@@ -14,7 +14,7 @@ import bisect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TypeAlias
 
 from markupsafe import Markup
@@ -41,6 +41,8 @@ _TICK_S = (
 
 Points: TypeAlias = "list[tuple[float, float]]"
 """Time in seconds since 1970, and value."""
+
+_value = itemgetter(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +111,6 @@ class Quantity:
     is_from_zero: bool = True
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}%"
-
-
 def _plain(value: float) -> str:
     return f"{value:.3g}"
 
@@ -130,7 +128,7 @@ TRAINING = (
 USAGE = (
     Quantity("Processors in use", attrgetter("usage.cpu_share"), _plain),
     Quantity("Memory", attrgetter("usage.memory_bytes"), size),
-    Quantity("GPU use", attrgetter("usage.gpu_share"), _percent),
+    Quantity("GPU use", attrgetter("usage.gpu_share"), lambda share: f"{100 * share:.0f}%"),
     Quantity("GPU memory", attrgetter("usage.gpu_memory_bytes"), size),
 )  # fmt: skip
 
@@ -147,9 +145,8 @@ def _chart(samples: Sequence[Measurement], quantity: Quantity, scale: TimeScale)
     low = min(min(map(_value, points)) for points in points_by_rank.values())
     high = max(max(map(_value, points)) for points in points_by_rank.values())
     axis = _axis(0.0 if quantity.is_from_zero else low, high)
-    value_axis = _ValueAxis(axis[0], axis[-1])
-    ticks = tuple(Tick(value_axis.y(value), quantity.text(value)) for value in axis)
-    pen = _Pen(scale, value_axis, _breaks(samples))
+    pen = _Pen(scale, axis[0], axis[-1], _breaks(samples))
+    ticks = tuple(Tick(pen.y(value), quantity.text(value)) for value in axis)
     summary = (
         f"{quantity.title} of {ranks_label(tuple(points_by_rank))}, from {quantity.text(low)} to {quantity.text(high)}"
     )
@@ -157,13 +154,14 @@ def _chart(samples: Sequence[Measurement], quantity: Quantity, scale: TimeScale)
         summary += f"; not finite on {ranks_label(nonfinite_ranks)}"
     if len(points_by_rank) <= LINES_MAX:
         curves = [
-            _curve(pen, f"rank {rank}", points_by_rank[rank], number) for number, rank in enumerate(points_by_rank)
+            Curve(f"rank {rank}", pen.line(points), number)
+            for number, (rank, points) in enumerate(points_by_rank.items())
         ]
         return Chart(quantity.title, tuple(curves), Markup(""), ticks, summary)
     middle, lowest, highest = _spread(points_by_rank)
     outliers = _outliers(points_by_rank, middle)
-    curves = [_curve(pen, "middle rank", middle, 0)]
-    curves += [_curve(pen, f"rank {rank}", points_by_rank[rank], number) for number, rank in enumerate(outliers, 1)]
+    curves = [Curve("middle rank", pen.line(middle), 0)]
+    curves += [Curve(f"rank {rank}", pen.line(points_by_rank[rank]), number) for number, rank in enumerate(outliers, 1)]
     return Chart(quantity.title, tuple(curves), pen.band(lowest, highest), ticks, summary)
 
 
@@ -218,7 +216,7 @@ def _outliers(points_by_rank: Mapping[int, Points], middle: Points) -> list[int]
 
 
 def _mean(points: Points) -> float:
-    return sum(map(_value, points)) / len(points)
+    return sum(value for _, value in points) / len(points)
 
 
 def _axis(low: float, high: float) -> list[float]:
@@ -231,27 +229,22 @@ def _axis(low: float, high: float) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class _ValueAxis:
+class _Pen:
+    """Drawing of lines and bands at the scale of time and between the ends of the axis of values."""
+
+    scale: TimeScale
     low: float
     high: float
+    breaks: Sequence[float]
 
     def y(self, value: float) -> float:
         """Return the y position of a value, from 0 at the top to `HEIGHT`."""
         return round(HEIGHT * (1 - (value - self.low) / (self.high - self.low)), 2)
 
-
-@dataclass(frozen=True, slots=True)
-class _Pen:
-    """Drawing of lines and bands at the scales of a chart."""
-
-    scale: TimeScale
-    height: _ValueAxis
-    breaks: Sequence[float]
-
     def line(self, points: Points) -> Markup:
         parts = []
         for piece in self._pieces(points):
-            texts = [f"{self.scale.x(at)} {self.height.y(value)}" for at, value in piece]
+            texts = [f"{self.scale.x(at)} {self.y(value)}" for at, value in piece]
             parts.append("M" + "L".join([*texts, *(texts if len(texts) == 1 else [])]))
         return Markup("".join(parts))
 
@@ -259,7 +252,7 @@ class _Pen:
         parts = []
         for below, above in zip(self._pieces(lowest), self._pieces(highest), strict=True):
             around = [*above, *reversed(below)]
-            parts.append("M" + "L".join(f"{self.scale.x(at)} {self.height.y(value)}" for at, value in around) + "Z")
+            parts.append("M" + "L".join(f"{self.scale.x(at)} {self.y(value)}" for at, value in around) + "Z")
         return Markup("".join(parts))
 
     def _pieces(self, points: Points) -> Iterator[Points]:
@@ -269,10 +262,6 @@ class _Pen:
             pieces[bisect.bisect(self.breaks, point[0])].append(point)
         whole = max(1, sum(map(len, pieces)))
         yield from (thin(piece, POINTS_MAX * len(piece) // whole) for piece in pieces if piece)
-
-
-def _curve(pen: _Pen, name: str, points: Points, colour: int) -> Curve:
-    return Curve(name, pen.line(points), colour)
 
 
 def thin(points: Points, points_max: int) -> Points:
@@ -286,7 +275,3 @@ def thin(points: Points, points_max: int) -> Points:
         ends = {stretch.index(min(stretch, key=_value)), stretch.index(max(stretch, key=_value))}
         kept += [stretch[at] for at in sorted(ends)]
     return kept
-
-
-def _value(point: tuple[float, float]) -> float:
-    return point[1]

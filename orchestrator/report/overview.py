@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from orchestrator.client.job import Job
@@ -116,8 +117,6 @@ class OverviewReader:
                 holdings += self._reader.holdings(folder, status)
             except (OrchError, OSError) as err:
                 faults.append(str(err))
-        return Overview(tuple(statuses), tuple(sorted(holdings, key=_sort_key)), tuple(faults))
-
-
-def _sort_key(one: Holding) -> tuple[str, str, str]:
-    return one.host, one.job_id, one.what
+        return Overview(
+            tuple(statuses), tuple(sorted(holdings, key=attrgetter("host", "job_id", "what"))), tuple(faults)
+        )

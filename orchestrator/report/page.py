@@ -70,8 +70,7 @@ def _timeline(data: PageData) -> timeline.Timeline | None:
         return None
     suspicion, suspected = data.status.suspected, None
     if suspicion is not None:
-        since_s = parse_iso(data.status.written_at) - suspicion.for_s
-        suspected = timeline.Suspected(suspicion.ranks, since_s)
+        suspected = timeline.Suspected(suspicion.ranks, parse_iso(data.status.written_at) - suspicion.for_s)
     return timeline.timeline(
         data.record.attempts,
         data.news,

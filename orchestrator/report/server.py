@@ -113,8 +113,7 @@ class Site:
         return _event_stream(self._table, OVERVIEW_S)
 
     async def _table(self) -> str:
-        seen = await run_in_threadpool(self._overlook.current)
-        return self._render("jobs.html.j2", seen=seen, actions=_actions)
+        return self._render("jobs.html.j2", seen=await run_in_threadpool(self._overlook.current), actions=_actions)
 
     async def _job(self, request: Request) -> Response:
         found = await run_in_threadpool(self._find_job, request)
@@ -146,8 +145,7 @@ class Site:
         return Job(home.find_job(self._place, request.path_params["job"]))
 
     def _render(self, name: str, **values: object) -> str:
-        found = page.environment(Mask(()), "")
-        return found.get_template(name).render(root=self._root, **values)
+        return page.environment(Mask(()), "").get_template(name).render(root=self._root, **values)
 
 
 def _action(request: Request) -> str:

@@ -85,10 +85,6 @@ class _AttemptTimes:
     suspected: Suspected | None = None
 
     @property
-    def number(self) -> int:
-        return self.history.begun.attempt
-
-    @property
     def verdict(self) -> d.Verdict | None:
         return self.history.judged.verdict if self.history.judged else None
 
@@ -137,13 +133,14 @@ def timeline(
             at_s = times.history.wall_s(times.history.judged.at)
             marks[Mark.CULPRIT] += [_dot(scale, at_s, rows[rank]) for rank in times.verdict.ranks if rank in rows]
     for kind, at, row in _find_marks(news, rows):
-        if (attempt_at_time := _attempt_at(attempt_times, at)) is not None:
-            marks[kind].append(_dot(scale, attempt_at_time.history.wall_s(at), row))
+        then = next((one.history for one in reversed(attempt_times) if one.history.begun.at <= at), None)
+        if then is not None:
+            marks[kind].append(_dot(scale, then.wall_s(at), row))
     return Timeline(
         ("checkpoints", *(f"rank {rank}" for rank in ranks)),
         {kind: Markup("".join(parts)) for kind, parts in stretches.items() if parts},
         {kind: Markup("".join(parts[-MARKS_MAX:])) for kind, parts in marks.items() if parts},
-        tuple(Tick(scale.x(one.history.began_wall_s) / 10, str(one.number)) for one in attempt_times),
+        tuple(Tick(scale.x(one.history.began_wall_s) / 10, str(one.history.begun.attempt)) for one in attempt_times),
         world_size - len(ranks),
     )  # fmt: skip
 
@@ -183,11 +180,6 @@ def _find_marks(news: Iterable[News], rows: Mapping[int, int]) -> Iterator[tuple
                 yield Mark.SUSPICION, one.at, 0
             case _:
                 pass
-
-
-def _attempt_at(attempt_times: Sequence[_AttemptTimes], at: float) -> _AttemptTimes | None:
-    """Return the attempt at a time (job clock)."""
-    return next((one for one in reversed(attempt_times) if one.history.begun.at <= at), None)
 
 
 def _dot(scale: TimeScale, wall_s: float, row: int) -> str:

@@ -75,7 +75,9 @@ def convert_command(command: str, folder: Path, target: Path) -> ConvertedFile:
         raise SpecError(document.faults)
     data = document.data
     if isinstance(data.get("entrypoint"), list):
-        data["entrypoint"] = _data(job_writer.entrypoint_value([str(word) for word in data["entrypoint"] or []]))
+        data["entrypoint"] = run_line.document_value(
+            job_writer.entrypoint_value([str(word) for word in data["entrypoint"] or []])
+        )
     code = resolve_path(Path(), str(data.get("workdir", ".")))
     if target.resolve() != folder.resolve() and not code.is_absolute():
         data["workdir"] = os.path.relpath(folder / code, target)
@@ -113,7 +115,7 @@ def _fill_document(document: Document, command: str, folder: Path) -> Header:
     document.locations[key] = SourceLocation("--from-command", has_key=True)
     for setting in header.settings:
         if setting.field:
-            document.put(setting.field, _data(setting.value), "--from-command")
+            document.put(setting.field, run_line.document_value(setting.value), "--from-command")
             document.locations[setting.field] = SourceLocation("--from-command")
     document.data[key] = launch
     return header
@@ -219,10 +221,6 @@ def _body_notes(body: str, requeues: bool) -> list[str]:
     if any(re.match(r"cd\s+\"?\$\{?SLURM_SUBMIT_DIR", line) for line in lines):
         notes.append("cd to SLURM_SUBMIT_DIR leaves the job's copy of the code, in which the lines start; remove it")
     return notes
-
-
-def _data(value: str | Sequence[str]) -> Value:
-    return value if isinstance(value, str) else list(value)
 
 
 def _shorten(command: str) -> str:

@@ -63,13 +63,13 @@ def make_job_file(line: RunLine, path: Path, notes: Sequence[str], spell: Spell)
     elif is_program or starter in (ProgramKind.LAUNCHER, ProgramKind.SHELL):
         document.put("launch", launchers.make_runnable(launchers.join_command(line.argv)), "SCRIPT")
     else:
-        document.put("entrypoint", _data(job_writer.entrypoint_value(line.argv)), "SCRIPT")
+        document.put("entrypoint", document_value(job_writer.entrypoint_value(line.argv)), "SCRIPT")
     _put(document, "python", line.python, spell("python", str(line.python)))
     _put(document, "env", line.env or None, spell("env", "…"))
     document.locations |= {f"env.{name}": SourceLocation(spell("env", name)) for name in line.env}
     _put(document, "ssh.hosts", line.hosts, spell("hosts", str(line.hosts)))
     for key, setting in line.settings.items():
-        document.put(key, _data(setting), spell("set", key))
+        document.put(key, document_value(setting), spell("set", key))
     for override in line.overrides:
         document.override(override)
     return validate(path, job_writer.job_file_text(document.data, notes), document)
@@ -127,15 +127,15 @@ def _hosts(given: str | Sequence[str] | None) -> list[str]:
 
 def _put(document: Document, key: str, value: object, origin: str) -> None:
     if value is not None:
-        document.put(key, _data(value), escape(origin, ECHO_CHARS_MAX))
+        document.put(key, document_value(value), escape(origin, ECHO_CHARS_MAX))
 
 
-def _data(value: object) -> Value:
+def document_value(value: object) -> Value:
     """Return a value as a job file would hold it: each scalar as the text that one would write."""
     if isinstance(value, Mapping):
-        return {str(name): _data(inner) for name, inner in value.items()}
+        return {str(name): document_value(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_data(inner) for inner in value]
+        return [document_value(inner) for inner in value]
     if value is None or isinstance(value, str):
         return value
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -262,10 +262,10 @@ def _read_entry(value: object) -> Entry:
 
 def _rank_entry(entry: Entry) -> Entry:
     """Check the placeholders in what a rank runs. Raises ValueError."""
-    is_shell = entry.kind == "command" and not entry.args
-    faults = map(placeholders.find_misspelled, (entry.target, *entry.args))
-    if is_shell:
+    if entry.kind == "command" and not entry.args:
         faults = map(placeholders.find_misplaced, launchers.words_with_placeholders(entry.target))
+    else:
+        faults = map(placeholders.find_misspelled, (entry.target, *entry.args))
     if fault := next(filter(None, faults), ""):
         raise ValueError(fault)
     return entry

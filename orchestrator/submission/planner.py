@@ -57,7 +57,6 @@ def plan_job(file: SpecFile, inventory: Inventory, job_id: str, created_at: floa
     over_ssh, on_slurm = spec.backend == "ssh", spec.backend == "slurm"
     pool = _pool(file, inventory, job_id) if over_ssh or on_slurm else None
     nodes, avoided = _place_nodes(file, inventory, pool)
-    resume_args = tuple(shlex.split(spec.checkpoint.resume_args)) if spec.checkpoint.resume_args else ()
     chosen, batch, slurm = _user_env(spec), spec.batch, None
     if on_slurm and pool is not None:
         slurm = PlannedSlurm(sbatch_args(spec, pool, inventory.sbatch), spec.checkpoint.on_preempt.signal)
@@ -68,7 +67,7 @@ def plan_job(file: SpecFile, inventory: Inventory, job_id: str, created_at: floa
         created_at=created_at,
         nodes=nodes,
         argv=argv,
-        resume_args=resume_args,
+        resume_args=tuple(shlex.split(spec.checkpoint.resume_args or "")),
         shell=shell,
         launches=spec.entry.kind == "launch",
         setup=tuple(spec.setup),

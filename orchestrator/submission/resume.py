@@ -108,7 +108,6 @@ def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[
     submit_checks.refuse_ineffective_overrides(overrides)
     workdir = f"workdir={json.dumps(str(job.code))}"
     kept_hosts = [f"ssh.hosts_file={json.dumps(str(job.hosts_file))}"] if job.hosts_file.exists() else []
-    all_overrides = [*_overrides(job), *overrides]
     file = load(job.spec, overrides=(*_overrides(job), *kept_hosts, *overrides, workdir))
     kept = {**environ, **dict.fromkeys(old.secrets, "")}
     new = make_plan(file, kept, old.id, old.created_at)
@@ -122,7 +121,7 @@ def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[
     number = len(list(job.root.glob("plan.*.json"))) + 1
     replace_text(job.root / f"plan.{number}.json", codec.dumps(old))
     replace_text(job.plan, codec.dumps(new))
-    replace_text(job.overrides, json.dumps(redact_webhook(all_overrides, webhook)))
+    replace_text(job.overrides, json.dumps(redact_webhook([*_overrides(job), *overrides], webhook)))
     if webhook and webhook != redact_url(kept_webhook):  # as it is kept in the earlier overrides
         replace_text(job.webhook, webhook, mode=credentials.PRIVATE_MODE)
     if file.spec.ssh.hosts_file not in (None, str(job.hosts_file)) and new.ssh is not None:

@@ -1,7 +1,7 @@
 """Connections of the supervisor to agents: which agents are connected, and what each one sends.
 
 Rules: a peer that fails authentication (wrong token, job or protocol) is disconnected. A node has one connection, and a
-new one replaces the old. The reports that an agent had kept are delivered before `AgentReady`.
+new one replaces the old. The reports that an agent had kept are delivered before its greeting.
 """
 
 from __future__ import annotations
@@ -35,13 +35,6 @@ HEARTBEATS_GATHER_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class AgentReady:
-    """An agent is connected; the reports that it had kept have been delivered before."""
-
-    hello: reports.Hello
-
-
-@dataclass(frozen=True, slots=True)
 class AgentDropped:
     """The current connection of a node ended. `left`: its agent, which was dismissed, said goodbye before."""
 
@@ -49,12 +42,12 @@ class AgentDropped:
     left: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class Wake:
     """A backend has something to report: poll it."""
 
 
-LinkEvent = AgentReady | reports.Envelope | AgentDropped | Wake
+LinkEvent = reports.Hello | reports.Envelope | AgentDropped | Wake
+"""A greeting means that its agent is connected; the reports that it had kept have been delivered before."""
 
 
 class AgentConnections:
@@ -189,7 +182,7 @@ class AgentConnections:
         try:
             for _ in range(hello.pending):
                 await self._receive_one(line, hello)
-            self._put(AgentReady(hello))
+            self._put(hello)
             while not said_goodbye:
                 said_goodbye = await self._receive_one(line, hello)
         except connection.PeerError:

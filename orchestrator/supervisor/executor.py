@@ -117,9 +117,7 @@ class Executor:
 
     def begin(self, facts: Facts) -> None:
         """Reconnect to the agents that an earlier supervisor had started."""
-        for node in facts.every_node():
-            if node.agent_state is not AgentState.ABSENT:
-                self._backend.keep_reachable(self._config(node.name))
+        self.keep_reachable(node.name for node in facts.every_node() if node.agent_state is not AgentState.ABSENT)
 
     def publish_endpoint(self) -> None:
         """Write down where agents are to dial; the process that started this supervisor waits for that. What the file says
@@ -220,7 +218,6 @@ class Executor:
 
     def _allocation_endings(self, facts: Facts, now_s: float) -> list[e.Event]:
         allocation = self._backend.allocation
-        endings = allocation.endings() if allocation is not None else []
         return [
             e.AllocationEnding(
                 now_s,
@@ -229,7 +226,7 @@ class Executor:
                 ending.why,
                 None if ending.left_s is None else now_s + ending.left_s,
             )
-            for ending in endings
+            for ending in (allocation.endings() if allocation is not None else ())
         ]
 
     def finish_sends(self, gang: plan_types.Gang, now_s: float) -> list[e.Event]:

@@ -192,10 +192,7 @@ class Notifier:
 
     def take_faults(self) -> list[str]:
         """Return what went wrong with deliveries since the last call."""
-        faults = []
-        while not self._faults.empty():
-            faults.append(self._faults.get())
-        return faults
+        return [self._faults.get() for _ in range(self._faults.qsize())]
 
     @property
     def is_busy(self) -> bool:

@@ -53,10 +53,8 @@ class RequestInbox:
 def _may_exist(path: Path) -> bool:
     try:
         path.stat()
-    except FileNotFoundError:
-        return False
-    except OSError:
-        pass  # the disk does not answer, which proves nothing
+    except OSError as err:
+        return not isinstance(err, FileNotFoundError)  # a disk that does not answer proves nothing
     return True
 
 

@@ -113,6 +113,7 @@ def status(
     reported = training.reported_training(facts)
     total = plan.total_steps or training.total_steps(facts.step, training.rate_per_s(facts), reported)
     suspected = _suspected(facts, now) if facts.end is None else None
+    newest = facts.checkpoint
     hosts = {planned.name: planned.host for planned in plan.nodes}
     local = {number: index for node in facts.nodes.values() for index, number in enumerate(node.ranks)}
     return replace(
@@ -130,7 +131,7 @@ def status(
         stragglers=_stragglers(facts),
         started_at=now.iso(facts.run_began_at),
         ended_at=now.iso(facts.ended_at),
-        checkpoint=_checkpoint(facts),
+        checkpoint=CheckpointStatus(newest.path, newest.step) if newest is not None else None,
         nodes=tuple(
             _node(facts, node, now, hosts.get(node.name, ""), reasons.get(node.name, ""))
             for node in facts.nodes.values()
@@ -174,8 +175,7 @@ def reason(facts: Facts, now: Now | None = None) -> str:
         and (attempt.placed_at is not None or node.agent_state is not AgentState.ABSENT)
     ]
     if attempt.running_at is None and missing:
-        more = len(missing) - MISSING_SHOWN
-        return f"waiting for {', '.join(missing[:MISSING_SHOWN])}{f' and {more} more' if more > 0 else ''}"
+        return f"waiting for {_first_few(missing)}"
     if attempt.running_at is not None and facts.are_ranks_done and not facts.is_done:
         running = ", ".join([node.name for node in facts.gang if facts.runs_script(node)][:MISSING_SHOWN])
         return f"all ranks have ended with code 0; the script continues on {running}"
@@ -256,13 +256,14 @@ def verdict(judged: d.Verdict, judged_at: float) -> Json:
 def _queue_text(facts: Facts) -> str:
     """Return what a job without hosts waits for."""
     if facts.jobs_ahead:
-        more = len(facts.jobs_ahead) - MISSING_SHOWN
-        first = ", ".join(facts.jobs_ahead[:MISSING_SHOWN])
-        return f"waiting behind {first}{f' and {more} more' if more > 0 else ''}, submitted earlier"
+        return f"waiting behind {_first_few(facts.jobs_ahead)}, submitted earlier"
     busy = [f"{node.name} ({node.host_busy.reason})" for node in facts.nodes.values() if node.host_busy]
-    more = len(busy) - MISSING_SHOWN
-    first = ", ".join(busy[:MISSING_SHOWN])
-    return f"waiting for {first}{f' and {more} more' if more > 0 else ''}" if busy else ""
+    return f"waiting for {_first_few(busy)}" if busy else ""
+
+
+def _first_few(names: Sequence[str]) -> str:
+    more = len(names) - MISSING_SHOWN
+    return f"{', '.join(names[:MISSING_SHOWN])}{f' and {more} more' if more > 0 else ''}"
 
 
 def _stragglers(facts: Facts) -> tuple[StragglerStatus, ...]:
@@ -321,10 +322,6 @@ def _progress(facts: Facts) -> str | None:
     return next((rank.beat.progress for rank in facts.ranks.values() if rank.beat.progress), None)
 
 
-def _checkpoint(facts: Facts) -> CheckpointStatus | None:
-    return CheckpointStatus(newest.path, newest.step) if (newest := facts.checkpoint) is not None else None
-
-
 def _node(facts: Facts, node: NodeFacts, now: Now, host: str, reason: str) -> NodeStatus:
     # A new supervisor resets the contact of every node; a node whose agent never reported is not "seen".
     seen_s = now.age_s(node.contact_at) if node.contact_at and node.incarnation else None
@@ -354,8 +351,6 @@ def _node_state(node: NodeFacts, *, ended: bool) -> str:
 
 def _rank(base: int, rank: RankFacts, now: Now, local: int, rate_per_s: float | None, total: int | None) -> RankStatus:
     alive = rank.rank_state is RankState.ALIVE
-    state_text = _PROCESS_STATES.get(rank.state, "running") if alive else rank.rank_state.value
-    code = rank.code if rank.signal is None else -rank.signal
     step = base + rank.steps if rank.steps else None
     reported = rank.training or NOT_REPORTED
     total = total or training.total_steps(step, rank.beat.rate_per_s, reported)
@@ -364,11 +359,11 @@ def _rank(base: int, rank: RankFacts, now: Now, local: int, rate_per_s: float | 
         local_rank=local,
         node=rank.node,
         pid=rank.pid or None,
-        state=state_text,
+        state=_PROCESS_STATES.get(rank.state, "running") if alive else rank.rank_state.value,
         step=step,
         steps_per_s=round(rate_per_s, 3) if rate_per_s is not None else None,
         beat_s=now.age_s(rank.beat_at) if alive else None,
-        exit=code,
+        exit=rank.code if rank.signal is None else -rank.signal,
         progress=rank.beat.progress or None,
         training=training.estimate_progress(reported, step, total, rate_per_s if alive else 0.0),
         usage=(rank.usage if alive else None) or NOT_MEASURED,

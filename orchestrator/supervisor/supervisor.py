@@ -32,7 +32,6 @@ from orchestrator.supervisor import status as status_object
 from orchestrator.supervisor.agent_connections import (
     AgentConnections,
     AgentDropped,
-    AgentReady,
     LinkEvent,
     Wake,
 )
@@ -219,11 +218,11 @@ class Supervisor:
     def _handle(self, link_event: LinkEvent) -> None:
         now_s = self._brain.now_s()
         match link_event:
-            case AgentReady(hello):
-                self._heartbeats.reset(hello.node)
-                self._brain.learn(translation.to_agent_up(self._plan, hello, now_s))
-                if hello.ships:
-                    self._connections.send(hello.node, self._logs.resume_offsets(hello.node))
+            case reports.Hello():
+                self._heartbeats.reset(link_event.node)
+                self._brain.learn(translation.to_agent_up(self._plan, link_event, now_s))
+                if link_event.ships:
+                    self._connections.send(link_event.node, self._logs.resume_offsets(link_event.node))
             case AgentDropped(name, left):
                 self._heartbeats.reset(name)
                 self._brain.learn(e.AgentDisconnected(now_s, name, left))

@@ -58,9 +58,8 @@ def ranks(ranks: Sequence[RankStatus]) -> list[Line]:
                 Cell(or_dash(code), style if code else ""),
             ]
         )
-    heads = ("RANKS", "WHICH", "STATE", "STEP", "STEPS/S", "BEAT", "EXIT")
     return [
-        *_group_table(rows, heads),
+        *_group_table(rows, ("RANKS", "WHICH", "STATE", "STEP", "STEPS/S", "BEAT", "EXIT")),
         line(Cell(f"orch status --ranks shows {format_count(len(ranks), 'rank')} one by one", "dim")),
     ]
 

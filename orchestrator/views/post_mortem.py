@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from orchestrator.core import codec
 from orchestrator.core.codec import Json
@@ -26,7 +25,7 @@ from orchestrator.views.cells import (
     shorten_paths,
     span,
 )
-from orchestrator.views.next_steps import has_culprit, next_steps
+from orchestrator.views.next_steps import PASSED_SHOWN, has_culprit, next_steps
 from orchestrator.views.status import next_action_line, reason_lines, suspicion_lines
 
 EARLIER_MAX = 6
@@ -53,21 +52,6 @@ PARTS_S_MIN = 2.0
 """How long a restart takes of which the parts are shown."""
 
 _PAD = "  "
-PASSED_SHOWN = 3
-"""How many skipped checkpoints are named."""
-
-
-@dataclass(frozen=True, slots=True)
-class _AttemptRun:
-    """Consecutive attempts that ended alike."""
-
-    attempts: tuple[Json, ...]
-
-    @property
-    def name(self) -> str:
-        """Return the attempts' numbers as text."""
-        first, last = self.attempts[0]["attempt"], self.attempts[-1]["attempt"]
-        return f"attempt {first}" if first == last else f"attempts {first} to {last}"
 
 
 def post_mortem(why: Json, reference: str = "") -> list[Line]:
@@ -98,7 +82,7 @@ def post_mortem(why: Json, reference: str = "") -> list[Line]:
 
 def _earlier_lines(attempts: Sequence[Json], last: Json, folder: str) -> Iterator[Line]:
     """Yield a line for each run of attempts that ended alike; what the last one shows in full is left out."""
-    runs = [_AttemptRun(tuple(run)) for _, run in itertools.groupby(attempts, key=_failure_key)]
+    runs = [list(run) for _, run in itertools.groupby(attempts, key=_failure_key)]
     hidden = len(runs) - EARLIER_MAX
     if runs:
         yield ()
@@ -106,7 +90,7 @@ def _earlier_lines(attempts: Sequence[Json], last: Json, folder: str) -> Iterato
         if hidden > 0 and number == 1:
             yield line(Cell(f"… {hidden} more, all in --json …", "dim"))
         if hidden <= 0 or number == 0 or number > hidden:
-            yield line(Cell(run.name, "bold"), _PAD, shorten_paths(_run_summary(run, last), folder))
+            yield line(Cell(_run_name(run), "bold"), _PAD, shorten_paths(_run_summary(run, last), folder))
 
 
 def _failure_key(attempt: Json) -> tuple[str, str]:
@@ -114,13 +98,19 @@ def _failure_key(attempt: Json) -> tuple[str, str]:
     return (verdict["kind"], verdict["summary"]) if verdict else ("", "")
 
 
-def _run_summary(run: _AttemptRun, last: Json) -> str:
-    first, verdict = run.attempts[0], run.attempts[0]["verdict"]
+def _run_name(attempts: Sequence[Json]) -> str:
+    """Return the numbers of consecutive attempts as text."""
+    first, last = attempts[0]["attempt"], attempts[-1]["attempt"]
+    return f"attempt {first}" if first == last else f"attempts {first} to {last}"
+
+
+def _run_summary(attempts: Sequence[Json], last: Json) -> str:
+    first, verdict = attempts[0], attempts[0]["verdict"]
     if verdict is None:
         return _outcome(first, "")
-    steps = [step for attempt in run.attempts if (step := _end_step(attempt)) is not None]
+    steps = [step for attempt in attempts if (step := _end_step(attempt)) is not None]
     at = f" at {_step_range(steps[0], steps[-1])}" if steps else ""
-    cost = _restart_cost(first) if len(run.attempts) == 1 else _restart_costs(run)
+    cost = _restart_cost(first) if len(attempts) == 1 else _restart_costs(attempts)
     what = verdict["culprit"] or verdict["head"]
     if verdict["signature"] == last["verdict"]["signature"] and (who := _ranks_at_fault(verdict)):
         what = f"{who}, as in attempt {last['attempt']}"
@@ -142,8 +132,8 @@ def _end_step(attempt: Json) -> int | None:
     return step
 
 
-def _restart_costs(run: _AttemptRun) -> str:
-    took_s = [attempt["restart_s"] for attempt in run.attempts if attempt["restart_s"] is not None]
+def _restart_costs(attempts: Sequence[Json]) -> str:
+    took_s = [attempt["restart_s"] for attempt in attempts if attempt["restart_s"] is not None]
     return f", restarted in {duration(min(took_s))} to {duration(max(took_s))}" if took_s else ""
 
 
@@ -235,7 +225,9 @@ def _attempt_lines(attempt: Json, folder: str, state: str) -> Iterator[Line]:
     """Yield an attempt in full."""
     name, verdict = Cell(f"attempt {attempt['attempt']}", "bold"), attempt["verdict"]
     if verdict is None:
-        yield line(name, f"{_PAD}{_outcome(attempt, state)}{_steps_text(attempt)}")
+        last = attempt["last_step"]
+        steps = f", {_step_range(attempt['first_step'], last)}" if last is not None else ""
+        yield line(name, f"{_PAD}{_outcome(attempt, state)}{steps}")
     elif has_culprit(verdict):
         yield from _culprit_lines(attempt, folder)
     else:
@@ -332,12 +324,6 @@ def _group_evidence(evidence: Sequence[Json]) -> list[tuple[list[str], Json]]:
         names, _ = pieces.setdefault((piece["text"], piece["fix"]), ([], piece))
         names += [piece["node"]] if piece["node"] else []
     return list(pieces.values())
-
-
-def _steps_text(attempt: Json) -> str:
-    if attempt["last_step"] is None:
-        return ""
-    return f", {_step_range(attempt['first_step'], attempt['last_step'])}"
 
 
 def _step_range(first: int, last: int) -> str:

@@ -92,10 +92,11 @@ def job(status: Status, *, every_rank: bool = False, reference: str = "", chars_
     has fewer columns."""
     nodes, ranks = status.nodes, [rank for rank in status.ranks if rank.node]
     has_pool, has_ended = status.backend != "local", status.state in ENDED
+    batch = f", batch {status.effective_batch:,}" if status.effective_batch is not None else ""
     lines = [
         line(
             Cell(status.id, "bold"),
-            f"  {format_count(status.world_size, 'rank')}{_node_count_text(nodes, has_pool)}, {status.backend}{_batch_text(status)}",
+            f"  {format_count(status.world_size, 'rank')}{_node_count_text(nodes, has_pool)}, {status.backend}{batch}",
         ),
         headline(status),
     ]
@@ -132,9 +133,8 @@ def suspicion(status: Status, reference: str = "", chars_max: int | None = None)
     """Return the suspicion, cut at `chars_max`, and below it the action that follows, its time, and the command for it."""
     if not status.suspicion:
         return []
-    suspicion_text = shorten_paths(status.suspicion, status.dir)
     next_action = next_action_line(status.suspected, status.written_at, reference or status.id)
-    return suspicion_lines(cut(suspicion_text, chars_max), next_action)
+    return suspicion_lines(cut(shorten_paths(status.suspicion, status.dir), chars_max), next_action)
 
 
 def suspicion_lines(suspicion_text: str, next_action: str) -> list[Line]:
@@ -211,9 +211,8 @@ def outdated_text(status: Status) -> str:
         return f"a copy of {status.copy_of}: commands do not change it"
     holder, queued = status.supervisor, status.queue
     supervisor_text = f"its supervisor (pid {holder.pid} on {holder.host})" if holder else "its supervisor"
-    host_lost_hint = ""
-    if status.backend == "local" and holder:
-        host_lost_hint = "; if that machine is gone, orch resume explains how to continue"
+    may_be_gone = status.backend == "local" and holder
+    host_lost_hint = "; if that machine is gone, orch resume explains how to continue" if may_be_gone else ""
     hint = "its batch script restarts it" if queued else f"run orch status there{host_lost_hint}"
     hint = "Slurm has suspended it" if queued and queued.state == "SUSPENDED" else hint
     if status.full_disk:
@@ -247,10 +246,6 @@ def _ranks(rows: Sequence[Sequence[Cell]], chars_max: int | None) -> list[Line]:
         if chars_max is None or len(plain_text(table[:1]).rstrip("\n")) <= chars_max:
             break
     return table
-
-
-def _batch_text(status: Status) -> str:
-    return f", batch {status.effective_batch:,}" if status.effective_batch is not None else ""
 
 
 def _node_count_text(nodes: Sequence[NodeStatus], has_pool: bool) -> str:

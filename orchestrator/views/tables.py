@@ -32,9 +32,7 @@ def jobs(statuses: Sequence[Status], chars_max: int | None = None) -> list[Line]
 
 
 def _job_row(status: Status, reason_chars: int | None) -> list[Cell]:
-    why = strip_notes(reason(status), status.nodes)
-    if status.copy_of:
-        why = f"a copy of {status.copy_of}"
+    why = f"a copy of {status.copy_of}" if status.copy_of else strip_notes(reason(status), status.nodes)
     return [
         Cell(status.id),
         Cell(status.state, STYLES.get(status.state, "")),
@@ -83,8 +81,8 @@ def waiting_lines(statuses: Sequence[Status]) -> list[Line]:
 def _host_row(entry: Json) -> list[Cell]:
     failed = "-"
     if entry["failed_at"] is not None:
-        where = entry["failed_job"] or "a check"
-        failed = f"{entry['failed_at'][:16].replace('T', ' ')} in {where}: {entry['why']}"
+        at = entry["failed_at"][:16].replace("T", " ")
+        failed = f"{at} in {entry['failed_job'] or 'a check'}: {entry['why']}"
     return [
         Cell(entry["host"]),
         Cell("unused" if entry["state"] == "absent" and failed == "-" else entry["state"]),

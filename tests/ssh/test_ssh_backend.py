@@ -77,9 +77,9 @@ class Boss:
 
     def hello(self) -> reports.Hello:
         """Wait until the agent is up."""
-        word = self.hear(agent_connections.AgentReady)
-        assert isinstance(word, agent_connections.AgentReady)
-        return word.hello
+        word = self.hear(reports.Hello)
+        assert isinstance(word, reports.Hello)
+        return word
 
     def stop(self) -> None:
         assert self._task is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator.core.wire import connection, reports
 from orchestrator.core.wire.connection import PeerConnection
 from orchestrator.submission.credentials import new_certificate
-from orchestrator.supervisor.agent_connections import AgentConnections, AgentReady, LinkEvent
+from orchestrator.supervisor.agent_connections import AgentConnections, LinkEvent
 
 ANSWER_S_MAX = 20.0
 TOKEN = "right token"
@@ -38,7 +38,7 @@ class Place:
     async def agent(self) -> PeerConnection:
         """Return the line of an agent that is up."""
         one = await self.greet()
-        assert isinstance(await self.hear(), AgentReady)
+        assert isinstance(await self.hear(), reports.Hello)
         return one
 
     async def hear(self) -> LinkEvent:

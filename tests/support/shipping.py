@@ -19,7 +19,7 @@ from orchestrator.core.wire import connection, orders, reports
 from orchestrator.core.wire.agent_config import AgentConfig, LeaseNeeds
 from orchestrator.core.wire.reports import Envelope
 from orchestrator.submission.credentials import new_certificate
-from orchestrator.supervisor.agent_connections import AgentConnections, AgentDropped, AgentReady
+from orchestrator.supervisor.agent_connections import AgentConnections, AgentDropped
 from orchestrator.supervisor.transfers.log_receiver import LogReceiver
 
 from . import fake_host
@@ -59,7 +59,7 @@ class Home:
         while True:
             word = await self.links.inbox.get()
             match word:
-                case AgentReady(hello):
+                case reports.Hello() as hello:
                     self.hellos.append(hello)
                     self.links.send(hello.node, self.intake.resume_offsets(hello.node))
                 case Envelope():

@@ -67,11 +67,13 @@ class ClusterReport:
     lost: dict[str, str] = field(default_factory=dict)
 
     def unusable(self) -> set[str]:
-        """Return the nodes that a finding on one node, or on each of several, makes unusable."""
+        """Return the nodes that a finding on one node, or on each of several, makes unusable; one on a link, or on an
+        all-reduce, is on its nodes together."""
         return {
             name
             for finding in self.findings
-            if finding.severity is Severity.ERROR and (len(finding.nodes) == 1 or _holds_for_each(finding))
+            if finding.severity is Severity.ERROR
+            and (len(finding.nodes) == 1 or finding.what not in ("network", "reduce"))
             for name in finding.nodes
         }
 
@@ -87,17 +89,13 @@ class ClusterReport:
     def add_failures(self, failures: Mapping[str, LaunchError]) -> None:
         """Note the hosts that have not answered."""
         for name, failure in failures.items():
-            fix = failure.fix or "inspect the host, then check again"
-            self.findings.append(error(failure.stage, [name], failure.reason, fix))
+            self.findings.append(
+                error(failure.stage, [name], failure.reason, failure.fix or "inspect the host, then check again")
+            )
             self.lost[name] = str(failure)
 
 
 _HOST_CHECKS = ("network", "reduce", "gpus")
-
-
-def _holds_for_each(finding: Finding) -> bool:
-    """Return whether a finding on several nodes holds for each of them; one on a link holds for both together."""
-    return finding.what not in ("network", "reduce")
 
 
 def check(sessions: HostSessions, hosts: Sequence[str], questions: CheckRequest) -> ClusterReport:
@@ -126,7 +124,8 @@ def check(sessions: HostSessions, hosts: Sequence[str], questions: CheckRequest)
 def _gather_facts(
     sessions: HostSessions, hosts: Sequence[str], questions: CheckRequest, report: ClusterReport
 ) -> dict[str, HostFacts]:
-    lookups = tuple(sorted({name for name in questions.addresses.values() if not _is_ip(name)} - {""}))
+    # Without addresses that are IPs
+    lookups = tuple(sorted({name for name in questions.addresses.values() if name.strip("0123456789.")}))
     steps = {
         name: w.GatherFacts(
             program=questions.programs[name], env=questions.env, sources=questions.sources, own_modules=questions.own_modules,
@@ -140,10 +139,6 @@ def _gather_facts(
         report.findings += node.findings(name, one, questions.job)
     report.findings += consistency.findings(facts)
     return facts
-
-
-def _is_ip(name: str) -> bool:
-    return not name.strip("0123456789.")
 
 
 # Links

@@ -138,8 +138,9 @@ def _host_faults(
 ) -> Iterator[Finding]:
     """Yield the reasons why a host cannot be used, before its Python is checked."""
     if isinstance(survey, LaunchError):
-        fix = survey.fix or "inspect the host, then check again"
-        yield error(survey.stage, (host,), f"{host}: {survey.reason}", fix)
+        yield error(
+            survey.stage, (host,), f"{host}: {survey.reason}", survey.fix or "inspect the host, then check again"
+        )
         return
     assert plan.pool is not None
     seen, pool = survey.host, plan.pool

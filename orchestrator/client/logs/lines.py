@@ -196,9 +196,7 @@ def _cut_pieces(raw: bytes, mask: Mask) -> list[bytes]:
 
 def _drop_overwritten(raw: bytes) -> bytes:
     """Drop from a line that is too long what a progress bar has written over since."""
-    if len(raw) <= LINE_BYTES_MAX:
-        return raw
-    return raw[max(0, raw.rfind(b"\r", 0, len(raw) - 1)) :]
+    return raw if len(raw) <= LINE_BYTES_MAX else raw[max(0, raw.rfind(b"\r", 0, len(raw) - 1)) :]
 
 
 def _cut_offset(raw: bytes, at: int, mask: Mask) -> int:

@@ -153,8 +153,9 @@ def _ssh_nodes(plan: Plan, environ: Mapping[str, str]) -> tuple[NodeOutline, ...
     for node in plan.nodes:
         answer = answers[node.name]
         if isinstance(answer, LaunchError):
-            fix = answer.fix or "inspect the host, then try again"
-            nodes.append(NodeOutline(node.name, node.host, (), "", str(answer), fix))
+            nodes.append(
+                NodeOutline(node.name, node.host, (), "", str(answer), answer.fix or "inspect the host, then try again")
+            )
             continue
         ranks = plan.pool.node_ranks(taken) if taken < plan.pool.nodes else ()
         taken += bool(ranks)

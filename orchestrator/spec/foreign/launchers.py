@@ -309,9 +309,8 @@ def _number(value: str) -> str:
     """Return a number, or the length of a list of devices; `auto` for as many as there are GPUs."""
     if value in ("gpu", "auto", "-1"):
         return "auto"
-    if re.fullmatch(r"\[?[0-9]+(,[0-9]+)+\]?|\[[0-9]+\]", value):
-        return str(value.count(",") + 1)
-    return value
+    is_list = re.fullmatch(r"\[?[0-9]+(,[0-9]+)+\]?|\[[0-9]+\]", value)
+    return str(value.count(",") + 1) if is_list else value
 
 
 def _is_program(word: str) -> bool:

@@ -174,9 +174,8 @@ def _add_signal(last: Mapping[str, Option], made: Header) -> None:
             FieldSetting("", f"orch warns ranks by TERM, or by one of {names} in checkpoint.on_preempt", option.text)
         )
         return
-    grace = f"{int(match[2] or SIGNAL_S)}s"
     made.settings.append(FieldSetting("checkpoint.on_preempt.signal", name, option.text))
-    made.settings.append(FieldSetting("checkpoint.on_preempt.grace", grace, option.text))
+    made.settings.append(FieldSetting("checkpoint.on_preempt.grace", f"{int(match[2] or SIGNAL_S)}s", option.text))
 
 
 def _add_export(last: Mapping[str, Option], made: Header) -> None:

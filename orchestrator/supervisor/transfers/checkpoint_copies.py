@@ -132,7 +132,8 @@ class CheckpointCopies:
         if fetch.copies or is_sent:
             return
         try:
-            install(fetch.save, self._local_folder(fetch.save), self._staging_folder(fetch.save))
+            local_folder = self._root if fetch.save.is_named else self._job.code
+            install(fetch.save, local_folder, self._staging_folder(fetch.save))
         except OSError as err:
             self._give_up(number, f"{err.filename}: {err.strerror} on this machine")
             return

@@ -17,7 +17,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import connection, orders, reports
 from orchestrator.core.wire.reports import Envelope
 from orchestrator.submission.credentials import new_certificate
-from orchestrator.supervisor.agent_connections import AgentConnections, AgentDropped, AgentReady, LinkEvent
+from orchestrator.supervisor.agent_connections import AgentConnections, AgentDropped, LinkEvent
 from tests.support import fake_host
 
 ANSWER_S_MAX = 20.0
@@ -37,7 +37,7 @@ class Pair:
     async def greeted(self) -> list[int]:
         """Wait until the agent is up; return the numbers of the reports that came before that word."""
         numbers = []
-        while not isinstance(word := await self.hear(), AgentReady):
+        while not isinstance(word := await self.hear(), reports.Hello):
             numbers += [word.seq] if isinstance(word, Envelope) else []
         return numbers
 

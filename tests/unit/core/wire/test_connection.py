@@ -27,7 +27,6 @@ from orchestrator.supervisor.agent_connections import (
     HELLO_BYTES_MAX,
     AgentConnections,
     AgentDropped,
-    AgentReady,
     LinkEvent,
     Wake,
 )
@@ -160,7 +159,7 @@ def test_kept_reports_precede_agent_up(tmp_path: Path) -> None:
         agent.send(reports.Stopped(1, "asked"), 4)
         agent.send(reports.Heartbeat(1, (), 1))
         heard = [await place.hear() for _ in range(4)]
-        assert [type(word) for word in heard] == [Envelope, Envelope, AgentReady, Envelope]
+        assert [type(word) for word in heard] == [Envelope, Envelope, reports.Hello, Envelope]
         assert [word.seq for word in heard if isinstance(word, Envelope)] == [3, 4, 0]
         assert place.links.incarnation("node-0") == "boot"
 
@@ -187,8 +186,8 @@ def test_new_connection_replaces_old_one_silently(tmp_path: Path) -> None:
         new = await place.greet(dataclasses.replace(HELLO, incarnation="second"))
         assert await _is_cut_off(old)
         up = await place.hear()
-        assert isinstance(up, AgentReady)
-        assert up.hello.incarnation == "second"
+        assert isinstance(up, reports.Hello)
+        assert up.incarnation == "second"
         assert place.links.send("node-0", orders.Dismiss(1))
         assert await new.receive() == ({"kind": "Dismiss", "attempt": 1}, b"")
         new.abort()
@@ -255,7 +254,7 @@ def test_backend_wakes_loop_from_any_thread(tmp_path: Path) -> None:
         kept.append(place.links)
         thread = threading.Thread(target=place.links.wake)
         thread.start()
-        assert await place.hear() == Wake()
+        assert isinstance(await place.hear(), Wake)
         thread.join(ANSWER_S_MAX)
 
     play(tmp_path, act)
@@ -328,7 +327,7 @@ def test_supervisor_exit_disconnects_peers_without_traceback(tmp_path: Path, cap
 async def _greeted(place: Place) -> PeerConnection:
     """Return the agent's side of a line whose greeting has been heard."""
     one = await place.greet()
-    while not any(isinstance(word, AgentReady) for word in await place.links.receive(ANSWER_S_MAX)):
+    while not any(isinstance(word, reports.Hello) for word in await place.links.receive(ANSWER_S_MAX)):
         pass
     return one
 
