@@ -63,7 +63,7 @@ def collect(job: Job, to: Path | None, *, checkpoints: bool = True, everything: 
     ]
     inside = [save for save in complete if homes.is_in_job_folder(save)]
     saved = {homes.folder(save) / piece.name for save in inside for piece in save.files}
-    written = {job.folder.code / file.name: file.size_bytes for file in start_folder.find_written_files(job.folder)}
+    written = {job.folder.code / name: size for name, size in start_folder.find_written_files(job.folder).items()}
     others = {path: size_bytes for path, size_bytes in written.items() if path not in saved}
     outside = [save for save in complete if save not in inside]
     outside_paths = tuple(
