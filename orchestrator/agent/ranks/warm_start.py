@@ -64,17 +64,6 @@ def read_source(argv: tuple[str, ...], cwd: Path, *, has_stepped: bool) -> first
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateRequest:
-    """What a template is asked for: the program's `sys.argv`, the folder that it is imported from, the modules of every
-    template, and the program's first imports."""
-
-    argv: tuple[str, ...]
-    own: str
-    modules: tuple[str, ...]
-    imports: tuple[first_imports.Import, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class TemplateReply:
     """What a template says: which modules are imported, with its pid; why it cannot be forked, with the module that has
     caused that, and whether it is one of every template's; or the pid of a rank, or why there is none."""
@@ -129,8 +118,15 @@ class Template:
                     pass_fds=(theirs.fileno(),),
                     preexec_fn=lambda: die_with_parent(agent_pid, signal.SIGKILL),
                 )  # fmt: skip
-            own = str(first_imports.import_folder(self.argv, self.cwd))
-            ours.send(codec.dumps(TemplateRequest(self.argv[1:], own, self.modules, self.imports)).encode())
+            request = {
+                "argv": self.argv[1:],
+                "own": str(
+                    first_imports.import_folder(self.argv, self.cwd)
+                ),  # what the program imports its modules from
+                "modules": self.modules,
+                "imports": self.imports,
+            }
+            ours.send(codec.dumps(request).encode())
         except OSError as err:
             self.why_fresh = f"its template cannot be started: {err.strerror or err}"
             ours.close()
