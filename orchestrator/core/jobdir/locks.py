@@ -144,16 +144,11 @@ def hold_job_lock(job: JobDir) -> AbstractContextManager[bool]:
     return hold(job.lock, LOCK_S_MAX)
 
 
-def hold_resume_lock(job: JobDir, limit_s: float = RESUME_S_MAX) -> AbstractContextManager[bool]:
-    """Hold the right to resume the job, or yield False when another command holds it for `limit_s`."""
-    return hold(job.resume_lock, limit_s)
-
-
 @contextlib.contextmanager
 def hold_command_lock(job: JobDir, limit_s: float = RESUME_S_MAX) -> Iterator[None]:
     """Hold the resume lock for a command that must not run beside a resume or another such command. Raises ClusterError when
     another command holds it for `limit_s`, and OSError."""
-    with hold_resume_lock(job, limit_s) as is_mine:
+    with hold(job.resume_lock, limit_s) as is_mine:
         if not is_mine:
             what = f"another command is working on the job{holder_text(job.resume_lock)}"
             raise ClusterError(what, job.id, "wait until it has finished, then try again")

@@ -33,7 +33,7 @@ def _queue(job: JobDir) -> None:
 
 TAKERS: dict[str, Callable[[JobDir], object]] = {
     "supervisor.lock": lambda job: locks.hold_job_lock(job).__enter__(),
-    "resume.lock": lambda job: locks.hold_resume_lock(job).__enter__(),
+    "resume.lock": lambda job: locks.hold(job.resume_lock, locks.RESUME_S_MAX).__enter__(),
     "agent.lock": lambda job: agent_monitor._acquire_lock(job.root / "agent.lock"),
     "queue": _queue,
 }
