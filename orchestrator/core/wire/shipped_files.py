@@ -8,10 +8,10 @@ same ones in the job folder.
 from __future__ import annotations
 
 import functools
+import os
 import re
 from pathlib import Path
 
-from orchestrator.core.host.procfs import list_names
 from orchestrator.core.jobdir.layout import JobDir, attempt_name, attempt_of, rank_name
 
 ATTEMPTS_MAX = 64
@@ -26,7 +26,7 @@ _RANK_FILE = re.compile(
 
 def list_attempts(job: JobDir, node: str) -> list[int]:
     """Return the latest attempts that have left files of the node here, in order."""
-    numbers = {attempt_of(Path(name)) for folder in (job.node(node), job.logs) for name in list_names(folder)}
+    numbers = {attempt_of(Path(name)) for folder in (job.node(node), job.logs) for name in _names(folder)}
     return sorted(attempt for attempt in numbers if attempt is not None)[-ATTEMPTS_MAX:]
 
 
@@ -70,5 +70,12 @@ def _node_pattern(node: str) -> re.Pattern[str]:
 
 
 def _ranks(job: JobDir, node: str, attempt: int) -> list[int]:
-    matches = map(_RANK_DIR.fullmatch, list_names(job.node(node) / attempt_name(attempt)))
+    matches = map(_RANK_DIR.fullmatch, _names(job.node(node) / attempt_name(attempt)))
     return sorted(int(match.group(1)) for match in matches if match is not None)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208 -- once a second for each rank's folder
+    except OSError:
+        return []
