@@ -241,6 +241,17 @@ def _describe_waiting(job: QueueJob, name: str) -> Fault:
     return Fault("", f"Slurm job {job.id} waits in the queue{why}")
 
 
+_END_TEXTS = {
+    "TIMEOUT": ("was ended at its time limit", "raise time_limit, or set time_limit_action: requeue"),
+    "DEADLINE": ("was ended at its deadline", ""),
+    "PREEMPTED": ("was preempted, and Slurm has not put it back into the queue", ""),
+    "BOOT_FAIL": ("was given nodes that did not boot", ""),
+    "OUT_OF_MEMORY": ("used more memory than it requested", "raise slurm.mem"),
+    "COMPLETED": ("has ended before the job did", ""),
+}
+"""How a job has ended, by its state, and the fix; other states need more than the state."""
+
+
 def describe_end(job: QueueJob) -> Fault:
     """Describe in one line how a job that is over has ended, with the fix where there is one."""
     name = f"Slurm job {job.id}"
@@ -259,30 +270,17 @@ def describe_end(job: QueueJob) -> Fault:
             f"{name} has ended with exit code {code}: no program could be started on {first}: {why}",
         )
     match job.state:
+        case state if state in _END_TEXTS:
+            what, fix = _END_TEXTS[state]
+            return Fault("", f"{name} {what}", fix)
         case "CANCELLED":
             return Fault("", f"{name} was cancelled{f' by {job.by}' if job.by else ''}")
-        case "TIMEOUT":
-            return Fault(
-                "",
-                f"{name} was ended at its time limit",
-                "raise time_limit, or set time_limit_action: requeue",
-            )
-        case "DEADLINE":
-            return Fault("", f"{name} was ended at its deadline")
-        case "PREEMPTED":
-            return Fault("", f"{name} was preempted, and Slurm has not put it back into the queue")
         case "NODE_FAIL":
             return Fault("", f"{name} lost a node that it needs{f' ({job.nodes})' if job.nodes else ''}")
-        case "BOOT_FAIL":
-            return Fault("", f"{name} was given nodes that did not boot")
-        case "OUT_OF_MEMORY":
-            return Fault("", f"{name} used more memory than it requested", "raise slurm.mem")
         case "FORGOTTEN" if job.reason:
             return Fault("", f"Slurm lost job {job.id}: {job.reason}", job.fix)
         case "FORGOTTEN":
             return Fault("", f"Slurm no longer knows job {job.id}")
-        case "COMPLETED":
-            return Fault("", f"{name} has ended before the job did")
         case _:
             how = f" with exit code {code}" if code else ""
             how = f" with signal {number}" if number not in ("", "0") else how
