@@ -57,7 +57,7 @@ MUTATIONS = (
         "tests/unit/agent/process/test_agent.py::test_stop_gives_ranks_the_grace_it_names"),
     Mutation("a thread that runs gets faulthandler's signal", "orchestrator/agent/hang/python_stacks.py", "due = signum if dump.sent_signum or is_asleep else signum + 1", "due = signum",
         "tests/unit/agent/hang/test_python_stacks.py::test_running_thread_is_dumped_by_python_signal"),
-    Mutation("no KILL follows TERM", "orchestrator/agent/ranks/processes.py", "                    _signal(pid, signal.SIGKILL)\n            self.kill_at", "                    pass\n            self.kill_at",
+    Mutation("no KILL follows TERM", "orchestrator/agent/ranks/processes.py", "                    procfs.send_signal(pid, signal.SIGKILL)\n            self.kill_at", "                    pass\n            self.kill_at",
         "tests/unit/agent/ranks/test_processes.py::test_rank_ignoring_term_is_killed_after_grace"),
     Mutation("KILL does not wait for the grace", "orchestrator/agent/ranks/processes.py", "if now_s >= self.kill_at or", "if True or",
         "tests/unit/agent/ranks/test_processes.py::test_term_goes_to_script_then_kill_to_group"),
