@@ -111,7 +111,7 @@ def beat(root: Path) -> None:
         folder = Path(env[layout.RANK_DIR_ENV])
         index = LogIndex(job.rank_index(1, number))
         reader = step_counter.StepCounter(folder / layout.STEP_FILE)
-        processes.append(RankProcess(number, number, sleeper.pid, folder, job.rank_log(1, number), index, reader))
+        processes.append(RankProcess(number, sleeper.pid, folder, job.rank_log(1, number), index, reader))
     ranks = NodeRanks(1, job, "node", processes)
     took_s = []
     try:

@@ -61,7 +61,7 @@ MUTATIONS = (
         "tests/unit/agent/ranks/test_processes.py::test_rank_ignoring_term_is_killed_after_grace"),
     Mutation("KILL does not wait for the grace", "orchestrator/agent/ranks/processes.py", "if now_s >= self.kill_at or", "if True or",
         "tests/unit/agent/ranks/test_processes.py::test_term_goes_to_script_then_kill_to_group"),
-    Mutation("TERM is for all of a rank's group", "orchestrator/agent/ranks/processes.py", "self._signal_once(spawn.find_scripts(process.pid, process.counter.read().pid, tree, signum))", "_signal_group(process.pid, signum)",
+    Mutation("TERM is for all of a rank's group", "orchestrator/agent/ranks/processes.py", "self._signal_once(spawn.find_scripts(process.pid, process.counter.read().pid, tree, signum))", "os.killpg(process.pid, signum)",
         "tests/unit/agent/ranks/test_processes.py::test_term_goes_to_script_then_kill_to_group"),
     Mutation("TERM is for the rank's first process alone", "orchestrator/agent/ranks/processes.py", "self._signal_once(spawn.find_scripts(process.pid, process.counter.read().pid, tree, signum))", "self._signal_once([process.pid])",
         "tests/unit/agent/ranks/test_processes.py::test_term_goes_to_script_then_kill_to_group"),

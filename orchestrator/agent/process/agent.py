@@ -302,13 +302,9 @@ class Agent:
         for pid, status in spawn.reap():
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                 self._beat_due_s = 0.0
-            else:
-                self._note_exit(pid, status)
+            elif not self._preparation.note_exit(pid, status) and (attempt := self._attempt) is not None:
+                attempt.note_exit(pid, status, is_reported=not self._ends_with_agent(attempt.ranks))
         self._wake.set()
-
-    def _note_exit(self, pid: int, status: int) -> None:
-        if not self._preparation.note_exit(pid, status) and (attempt := self._attempt) is not None:
-            attempt.note_exit(pid, status, is_reported=not self._ends_with_agent(attempt.ranks))
 
     def _tick(self, now_s: float) -> None:
         attempt, ranks, no_contact_s = self._attempt, self._ranks, now_s - self._link.proved_at

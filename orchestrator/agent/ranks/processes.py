@@ -248,7 +248,8 @@ class NodeRanks:
         tree = procfs.children() if self.alive else {}
         for process in self.alive:
             self._signal_once(spawn.find_scripts(process.pid, process.counter.read().pid, tree, signum))
-            _signal_group(process.pid, signal.SIGCONT)  # a stopped process acts on it only when it continues
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGCONT)  # a stopped process acts on it only when it continues
 
     def _signal_once(self, pids: Iterable[int]) -> None:
         for pid in pids:
@@ -332,8 +333,3 @@ def _find_living(pids: list[int]) -> Iterator[tuple[int, int]]:
         stat = procfs.stat(pid)
         if stat is not None and stat.state not in "ZX":
             yield pid, stat.pgrp
-
-
-def _signal_group(pid: int, signum: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signum)

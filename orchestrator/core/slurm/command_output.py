@@ -155,13 +155,14 @@ def parse_scontrol_job(text: str) -> QueueJob | None:
     job = parse_fields(text)
     if "JobId" not in job or "JobState" not in job:
         return None
+    restarts = job.get("Restarts", "")
     return QueueJob(
         job["JobId"],
         job["JobState"].upper(),
         _or_empty(job.get("Reason", "")).replace("_", " "),
         nodes=_or_empty(job.get("NodeList", "")),
         exit=job.get("ExitCode", ""),
-        restarts=_number(job.get("Restarts", "")),
+        restarts=int(restarts) if restarts.isdigit() else 0,
         folder=path[1] if (path := re.search(r"\sWorkDir=(/.*?)(?=\s+\w+=|\s*$)", text)) else "",
         batch_host=_or_empty(job.get("BatchHost", "")),
     )
@@ -175,10 +176,6 @@ def parse_cluster_name(text: str) -> str:
 
 def _or_empty(word: str) -> str:
     return "" if word in ("None", "(null)", "N/A", "n/a", "Unknown") else word
-
-
-def _number(word: str) -> int:
-    return int(word) if word.isdigit() else 0
 
 
 def _utc(word: str) -> str | None:
