@@ -22,7 +22,13 @@ from orchestrator.agent.numbers.rank_metrics import NodeMetrics
 from orchestrator.agent.outputs.checkpoint_scanner import CheckpointScanner, Hasher
 from orchestrator.agent.outputs.log_shipper import LogShipper
 from orchestrator.agent.process.attempt import NodeAttempt
-from orchestrator.agent.process.lost_supervisor import AgentFence, LostSupervisor, NewerAllocation, no_contact_s_max
+from orchestrator.agent.process.lost_supervisor import (
+    NO_CONTACT_PENDING_S_MAX,
+    NO_CONTACT_S_MAX,
+    AgentFence,
+    LostSupervisor,
+    NewerAllocation,
+)
 from orchestrator.agent.process.supervisor_link import SupervisorLink
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal
@@ -314,9 +320,9 @@ class Agent:
         if self._waiting_start is not None:
             self._start(self._waiting_start)
         if attempt is None:
-            is_abandoned = no_contact_s > no_contact_s_max(self._link.has_pending)
+            limit_s = NO_CONTACT_PENDING_S_MAX if self._link.has_pending else NO_CONTACT_S_MAX
             is_over = not self._link.connected and self._job.ended.exists()
-            self._leaving = self._leaving or is_abandoned or is_over
+            self._leaving = self._leaving or no_contact_s > limit_s or is_over
         else:
             self._tick_attempt(attempt, now_s)
         lost_supervisor = self._lost_supervisor

@@ -35,11 +35,6 @@ NO_CONTACT_PENDING_S_MAX = 7 * 86_400.0
 """The same for an agent with unacknowledged reports, such as the end of ranks: a laptop may stay closed for days."""
 
 
-def no_contact_s_max(has_pending: bool) -> float:
-    """Return for how long an agent without ranks stays without contact."""
-    return NO_CONTACT_PENDING_S_MAX if has_pending else NO_CONTACT_S_MAX
-
-
 class AgentFence:
     """The times (s) that hold for this agent: `base_s` until the supervisor sends others, None for no fence at all;
     `away_s` while the supervisor is disconnected, if that is longer."""
