@@ -126,7 +126,7 @@ def adopt(job: JobDir, plan: Plan, path: Path) -> Checkpoint:
         raise UserError(f"cannot be read: {err.strerror}", str(path), "make it readable") from err
     if pieces is None:
         raise UserError("is still being written", str(path), "try again when it is written")
-    with locks.hold_job_lock(job) as is_mine:  # the supervisor is the writer of the ledger
+    with locks.hold(job.lock) as is_mine:  # the supervisor is the writer of the ledger
         if not is_mine:
             raise _supervisor_running_error(job)
         try:

@@ -65,7 +65,7 @@ def collect(job: Job, to: Path | None, *, checkpoints: bool = True, everything: 
     ]
     inside = [checkpoint for checkpoint in complete if homes.is_in_job_folder(checkpoint)]
     saved = {homes.folder(checkpoint) / piece.name for checkpoint in inside for piece in checkpoint.files}
-    written = {job.folder.code / file.name: file.size_bytes for file in start_folder.find_written_files(job.folder)}
+    written = {job.folder.code / name: size for name, size in start_folder.find_written_files(job.folder).items()}
     others = {path: size_bytes for path, size_bytes in written.items() if path not in saved}
     outside_paths = tuple(
         os.path.realpath(checkpoint.path)

@@ -44,7 +44,7 @@ def why(plan: Plan, record: Record) -> Json:
         "reason": status.reason(record.facts),
         "checkpoint": {"path": newest.path, "step": newest.step} if newest else None,
         "attempts": attempts_json,
-        "goodput": time_use(goodput.from_record(record, None, plan.created_at)),
+        "goodput": time_use(goodput.from_record(record, plan.created_at)),
     }
 
 

@@ -121,17 +121,14 @@ def read(job: JobDir, submitted_wall_s: float) -> Goodput:
     supervisor's last entry. Raises JournalError when the journal is damaged."""
     record = facts_file.read(job)
     with journal_file.checked_replay(job.journal):
-        return from_record(record, None, submitted_wall_s)
+        return from_record(record, submitted_wall_s)
 
 
-def from_record(record: Record, until_wall_s: float | None = None, submitted_wall_s: float | None = None) -> Goodput:
-    """Return the same for a journal that was read. A running job is counted up to `until_wall_s`, by default its last
-    entry."""
+def from_record(record: Record, submitted_wall_s: float | None = None) -> Goodput:
+    """Return the same for a journal that was read. A running job is counted up to its last entry."""
     if record.latest is None:
         return Goodput(())
     until_at = record.latest.at
-    if until_wall_s is not None:
-        until_at += max(0.0, until_wall_s - record.latest.wall_s)
     if (
         record.idle_periods
         and record.idle_periods[-1].kind is IdleKind.OVER

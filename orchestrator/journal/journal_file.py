@@ -134,17 +134,17 @@ def _parse_entry(text: str, path: Path, line: int | None = None) -> JournalEntry
     return JournalEntry(head.n, head.wall, head.mono, head.on, head.incarnation, head.seq, news)
 
 
-class Journal:
-    """Writer of the journal."""
+class Journal(LineLog):
+    """Writer of the journal: `sync` makes durable what `write` has appended."""
 
     def __init__(self, path: Path, machine: str, last_n: int) -> None:
         """`machine` names this boot of this machine, so that monotonic times can be compared with earlier ones."""
-        self._log = LineLog(path)
+        super().__init__(path)
         self._machine = machine
         self._n = last_n
 
     def write(self, news: News, incarnation: str = "", seq: int = 0) -> JournalEntry:
-        """Append one event or decision, once the disk has room, and return its entry. `sync` makes it durable."""
+        """Append one event or decision, once the disk has room, and return its entry."""
         self._n += 1
         wall_s, mono_s = round(time.time(), 3), round(time.monotonic(), 3)
         line: dict[str, Any] = {
@@ -157,21 +157,8 @@ class Journal:
         }
         if seq:
             line["incarnation"], line["seq"] = incarnation, seq
-        self._log.append(codec.dumps_plain(line))
+        self.append(codec.dumps_plain(line))
         return JournalEntry(self._n, wall_s, mono_s, self._machine, incarnation if seq else "", seq, news)
-
-    @property
-    def safe_bytes(self) -> int:
-        """How much of the file is known to be on disk: whole lines."""
-        return self._log.safe_bytes
-
-    def sync(self) -> None:
-        """Make everything written so far durable, once the disk has room."""
-        self._log.sync()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._log.close()
 
 
 @dataclass(frozen=True, slots=True)

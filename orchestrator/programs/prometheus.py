@@ -116,7 +116,7 @@ def _is_old(job: JobDir, now_s: float) -> bool:
 
 def _read_history(job: JobDir, created_s: float) -> _History:
     record = facts_file.read(job)
-    spent = goodput.from_record(record, None, created_s)
+    spent = goodput.from_record(record, created_s)
     causes = Counter(
         attempt.judged.verdict.kind.value if attempt.judged else "none" for attempt in record.attempts[:-1]
     )

@@ -27,7 +27,7 @@ def supervise(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocat
     """
     job = JobDir(root)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that submitted the job may close
-    with locks.hold_job_lock(job) as is_held:
+    with locks.hold(job.lock) as is_held:
         if not is_held:
             print(f"another supervisor is running{locks.holder_text(job.lock)}", file=sys.stderr)
             return allocation_claim.announce_allocation(job, allocation)

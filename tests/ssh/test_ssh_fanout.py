@@ -314,7 +314,7 @@ def test_host_is_not_visited_during_another_command(desk: Desk, tmp_path: Path) 
     """No host is connected to while another command works on the job."""
     _configure(desk, one=_start(desk))
     job, there = _ended(desk, tmp_path, launched=["one"])
-    with locks.hold_resume_lock(job.folder):
+    with locks.hold(job.folder.resume_lock, locks.RESUME_S_MAX):
         accounts = [remote_files.collect(job), clean_hosts([job])[job.id]]
     for account in accounts:
         (line,) = account.lines()

@@ -77,7 +77,7 @@ MUTATIONS = (
         "tests/unit/supervisor/test_notifications.py::test_secrets_are_masked_in_all_messages"),
     Mutation("a token is not compared", "orchestrator/supervisor/agent_connections.py", "            not is_token_right\n", "            False\n",
         "tests/unit/core/wire/test_connection.py::test_unauthenticated_client_is_disconnected_without_trace[token]"),
-    Mutation("silent strangers are not cut off", "orchestrator/core/wire/port_acceptor.py", "self._loop.call_later(self._pending_s_max, _cut_off, sock)", "self._loop.call_later(3600.0, _cut_off, sock)",
+    Mutation("silent strangers are not cut off", "orchestrator/core/wire/port_acceptor.py", "self._loop.call_later(self._pending_s_max, cut_off, sock)", "self._loop.call_later(3600.0, cut_off, sock)",
         "tests/unit/agent/host/test_rendezvous_probe.py::test_silent_client_is_disconnected"),
     Mutation("strangers have no limit in number", "orchestrator/core/wire/port_acceptor.py", "if len(self._pending) >= self._pending_max:", "if False:",
         "tests/unit/supervisor/test_agent_connections.py::test_unauthenticated_clients_are_limited_but_agent_connects[silent]"),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import shutil
 import signal
 import time
@@ -39,7 +38,7 @@ def clean_up(request: w.CleanUp) -> w.CleanedUp:
     if job.id != request.job or not job.id:
         raise w.RequestFailed("folder", f"{job.root} is not the folder of job {request.job}")
     job_folder.require_ownership(job)
-    nodes = _nodes(job)
+    nodes = procfs.list_names(job.root / "nodes")[:NODES_MAX]
     for node in nodes:
         _end_monitor(job, node)
     tags = [process_tags.make_tag(job.root, node) for node in nodes]
@@ -55,7 +54,8 @@ def clean_up(request: w.CleanUp) -> w.CleanedUp:
         _delete(job.root)
     except OSError as err:
         raise request_failure("folder", err, job.root) from err
-    _remove_if_empty(job.root.parent)
+    with contextlib.suppress(OSError):  # it holds other jobs
+        job.root.parent.rmdir()
     return w.CleanedUp("")
 
 
@@ -73,25 +73,18 @@ def _delete(folder: Path) -> None:
         time.sleep(DELETE_RETRY_S)
 
 
-def _nodes(job: JobDir) -> list[str]:
-    try:
-        return sorted(os.listdir(job.root / "nodes"))[:NODES_MAX]  # noqa: PTH208 -- names are what is wanted
-    except OSError:
-        return []
-
-
 def _end_monitor(job: JobDir, node: str) -> None:
     """End the node's monitor with its agent, if they are on this host."""
     proc = _find_monitor(job.node(node))
     if proc is None:
         return
-    _signal(proc.pid, signal.SIGTERM)
+    procfs.send_signal(proc.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + EXIT_S_MAX
     while procfs.is_alive(proc) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
     if procfs.is_alive(proc):
         for pid in (proc.pid, *process_tags.descendants(proc.pid, process_tags.make_tag(job.root, node))):
-            _signal(pid, signal.SIGKILL)
+            procfs.send_signal(pid, signal.SIGKILL)
 
 
 def _find_monitor(folder: Path) -> procfs.Proc | None:
@@ -102,13 +95,3 @@ def _find_monitor(folder: Path) -> procfs.Proc | None:
     except (OSError, codec.CodecError, KeyError, TypeError, ValueError):
         return None
     return proc if record.get("boot_id") == procfs.boot_id() and procfs.is_alive(proc) else None
-
-
-def _signal(pid: int, signum: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signum)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # it holds other jobs
-        folder.rmdir()

@@ -91,7 +91,7 @@ def _serve_steps(replies: Replies) -> None:
     """Answer the steps of a check, a line each, until the launcher closes; what they have opened is closed."""
     from orchestrator.agent.host import check_steps
 
-    steps = check_steps.create_steps()
+    steps = check_steps.CheckSteps(dict(os.environ))
     try:
         while line := replies.next_line(w.STEP_S_MAX):
             replies.send(steps.run(codec.loads_kind(_STEPS, line)))

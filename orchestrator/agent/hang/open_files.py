@@ -48,10 +48,7 @@ def uses_gpu(pid: int) -> bool:
 
 
 def _fds(pid: int) -> list[int]:
-    try:
-        return sorted(int(name) for name in os.listdir(f"/proc/{pid}/fd"))[:FDS_MAX]  # noqa: PTH208
-    except OSError:
-        return []
+    return sorted(map(int, procfs.list_names(procfs.PROC / str(pid) / "fd")))[:FDS_MAX]
 
 
 def _link(path: str) -> str:

@@ -27,10 +27,10 @@ PTHREAD_BYTES = 1536
 """How far into glibc's `struct pthread` the thread's id is searched: it is at 720 on x86_64, earlier elsewhere."""
 
 _SERVICE_PROGRAMS = (
-    b"multiprocessing.resource_tracker",
-    b"torch/_inductor/compile_worker",
+    "multiprocessing.resource_tracker",
+    "torch/_inductor/compile_worker",
 )
-_FORK_SERVER = b"multiprocessing.forkserver"
+_FORK_SERVER = "multiprocessing.forkserver"
 """Children that wait for a rank, and for which a rank never waits; the children of the fork server have its words."""
 
 _LOADER_WORKER_NAME = "pt_data_worker"
@@ -278,11 +278,8 @@ def _is_service_process(pid: int) -> bool:
     return any(word in argv for word in _SERVICE_PROGRAMS)
 
 
-def _argv(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+def _argv(pid: int) -> str:
+    return procfs.read_text(procfs.PROC / str(pid) / "cmdline")
 
 
 def _make_child(stack: RankStack) -> Child:
@@ -293,10 +290,7 @@ def _make_child(stack: RankStack) -> Child:
 
 
 def _tids(pid: int) -> list[int]:
-    try:
-        return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))[:THREADS_MAX]  # noqa: PTH208
-    except OSError:
-        return []
+    return sorted(map(int, procfs.list_names(procfs.PROC / str(pid) / "task")))[:THREADS_MAX]
 
 
 def _find_tid(pid: int, ident: int) -> int | None:

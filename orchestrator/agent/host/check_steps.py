@@ -5,7 +5,6 @@ What a step has opened is closed at the end of the check.
 
 from __future__ import annotations
 
-import os
 import platform
 import resource
 import socket
@@ -83,8 +82,3 @@ class CheckSteps:
             xids=health.xids,
             program=program.probe_program(step, env) if step.program else None,
         )
-
-
-def create_steps() -> CheckSteps:
-    """Return the steps of this process's own node."""
-    return CheckSteps(dict(os.environ))

@@ -170,7 +170,7 @@ class CheckpointScanner:
 
     def scan(self, ranks: NodeRanks, now_s: float) -> None:
         """Report what a scan has found, and begin the next when it is due."""
-        self._report_hashed()
+        self.poll()
         self._report_reads(ranks, is_over=False)
         if self._scan_future is not None:
             self._end_scan(ranks, now_s)
@@ -204,10 +204,6 @@ class CheckpointScanner:
     def discard(self, checkpoint: Checkpoint) -> None:
         """Delete a checkpoint that the supervisor does not keep."""
         self._thread.submit(disk.delete_checkpoint, checkpoint, Path(checkpoint.locations[0].root))
-
-    def poll(self) -> None:
-        """Report what was hashed."""
-        self._report_hashed()
 
     def close(self) -> None:
         """End the threads."""
@@ -288,7 +284,8 @@ class CheckpointScanner:
 
         future.add_done_callback(wake)
 
-    def _report_hashed(self) -> None:
+    def poll(self) -> None:
+        """Report what was hashed."""
         done = [pair for pair in self._hash_futures if pair[1].done()]
         if done:
             self._hash_futures = [pair for pair in self._hash_futures if not pair[1].done()]

@@ -132,10 +132,14 @@ def _set_node(config: AgentConfig) -> AgentConfig:
 def _detach_from_srun(folder: Path, node: str) -> None:
     """Print the line by which srun's reader knows that the agent is up; later output goes to the node's own log."""
     print(*step_env.UP, node, flush=True)
-    log_fd = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for fd in (1, 2):
-        os.dup2(log_fd, fd)
-    os.close(log_fd)
+        _redirect(fd, folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+def _redirect(fd: int, to: Path, flags: int) -> None:
+    opened = os.open(to, flags, 0o644)
+    os.dup2(opened, fd)
+    os.close(opened)
 
 
 def _acquire_lock(lock: Path) -> bool:
@@ -156,9 +160,8 @@ def _reply(reply: w.Reply) -> None:
     try:
         print(codec.dumps_kind(reply), flush=True)
     except BrokenPipeError:
-        nothing_fd = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing_fd, 1)  # the reply is still in Python's buffer, and is written again at exit
-        os.close(nothing_fd)
+        # The reply is still in Python's buffer, and is written again at exit.
+        _redirect(1, Path(os.devnull), os.O_WRONLY)
 
 
 def _wait_for_go(leases_held: leases.Leases) -> bool:
@@ -182,9 +185,7 @@ def _wait_for_go(leases_held: leases.Leases) -> bool:
 
 def _close_pipes() -> None:
     """Close the pipes to the launcher: later output goes to the log."""
-    nothing_fd = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing_fd, 0)
-    os.close(nothing_fd)
+    _redirect(0, Path(os.devnull), os.O_RDONLY)
     os.dup2(2, 1)
 
 
@@ -363,8 +364,7 @@ def clean_up_processes(tag: str, *, is_monitor: bool = False) -> list[int]:
         for pid in pids:
             if time.monotonic() < began_s + procfs.TRACKER_S_MAX and procfs.is_tracker(pid):
                 continue
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+            procfs.send_signal(pid, signal.SIGKILL)
         if is_monitor:
             _reap()
         if not pids or time.monotonic() > began_s + CLEANUP_S_MAX:

@@ -14,7 +14,7 @@ import pwd
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.core import codec
@@ -118,9 +118,8 @@ def list_held(capacity: LeaseCapacity, text: str) -> tuple[HeldLeases, ...]:
         with contextlib.suppress(HostError):
             gpus = capacity.gpus()
     ids = {f"gpu-{gpu.uuid}": f"GPU {gpu.id}" for gpu in gpus}
-    things = [ids.get(name, name.replace("-", " ", 1)) for name in sorted(names, key=_sort_key)]
-    holders = _holders(sorted(names, key=_sort_key), capacity.prefix)
-    by_holder = _group_by_holder(dict(zip(things, holders, strict=True)))
+    things = {name: ids.get(name, name.replace("-", " ", 1)) for name in sorted(names, key=_sort_key)}
+    by_holder = _group_by_holder(_holders(things, capacity.prefix))
     return tuple(
         HeldLeases(len(names_held), _format_names(names_held), str(holder), holder.for_s)
         for holder, names_held in by_holder.items()
@@ -149,8 +148,7 @@ def _lease_gpus(count: int, requester: LeaseHolder, capacity: LeaseCapacity) -> 
         if free < count:
             _close(bound.values())
     if free < count:
-        things = [f"GPU {names[name].id}" for name in taken]
-        holders = dict(zip(things, _holders(taken, capacity.prefix), strict=True))
+        holders = _holders({name: f"GPU {names[name].id}" for name in taken}, capacity.prefix)
         raise _busy_failure(f"{format_count(count, 'GPU')} wanted, {free} of {len(gpus)} free", holders, requester)
     return Leases(requester, tuple(names[name].id for name in bound), tuple(bound.values()))
 
@@ -169,8 +167,7 @@ def _lease_slots(needs: LeaseNeeds, requester: LeaseHolder, capacity: LeaseCapac
     with _hold_choice_lock(capacity.prefix):
         bound, taken = _bind([f"slot-{number}" for number in range(total)], count, capacity.prefix)
     if len(bound) < count:
-        things = [name.replace("-", " ") for name in taken]
-        holders = dict(zip(things, _holders(taken, capacity.prefix), strict=True))
+        holders = _holders({name: name.replace("-", " ") for name in taken}, capacity.prefix)
         ours = sum(holder is not None and holder.job == requester.job for holder in holders.values())
         if len(bound) + ours < count:
             _close(bound.values())
@@ -219,7 +216,7 @@ def _hold_choice_lock(prefix: str) -> Iterator[None]:
     deadline_s = time.monotonic() + CHOOSE_S_MAX
     while (lock := _try_bind("turn", prefix)) is None:
         if time.monotonic() > deadline_s:
-            [holder] = _holders(["turn"], prefix)
+            holder = _ask_holder("turn", prefix, {})
             reason = f"another launch on this host has been leasing for {CHOOSE_S_MAX:.0f} s: {holder}"
             raise RequestFailed("lease", reason, "orch tries again", "busy")
         time.sleep(CHOOSE_POLL_S)
@@ -227,10 +224,11 @@ def _hold_choice_lock(prefix: str) -> Iterator[None]:
         yield
 
 
-def _holders(names: Iterable[str], prefix: str) -> list[LeaseHolder | None]:
-    """Ask for the holder of each name, None for a name that has just become free. Each process is asked once."""
+def _holders(things: Mapping[str, str], prefix: str) -> dict[str, LeaseHolder | None]:
+    """Ask for the holder of each name, None for a name that has just become free; return them by what the names are for
+    people. Each process is asked once."""
     by_pid: dict[int, LeaseHolder] = {}
-    return [_ask_holder(name, prefix, by_pid) for name in names]
+    return {thing: _ask_holder(name, prefix, by_pid) for name, thing in things.items()}
 
 
 def _ask_holder(name: str, prefix: str, by_pid: dict[int, LeaseHolder]) -> LeaseHolder | None:

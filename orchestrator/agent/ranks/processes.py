@@ -146,7 +146,7 @@ class NodeRanks:
         for pid in process_tags.descendants(os.getpid(), self.tag) if sessions else ():
             stat = procfs.stat(pid)
             if stat is not None and stat.session in sessions and not procfs.is_tracker(pid):
-                _signal(pid, signal.SIGKILL)
+                procfs.send_signal(pid, signal.SIGKILL)
         self.close()
         self.processes, self.has_stepped, self.call = [], False, call
 
@@ -248,13 +248,14 @@ class NodeRanks:
         tree = procfs.children() if self.alive else {}
         for process in self.alive:
             self._signal_once(spawn.find_scripts(process.pid, process.counter.read().pid, tree, signum))
-            _signal_group(process.pid, signal.SIGCONT)  # a stopped process acts on it only when it continues
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGCONT)  # a stopped process acts on it only when it continues
 
     def _signal_once(self, pids: Iterable[int]) -> None:
         for pid in pids:
             if pid not in self.signalled:
                 self.signalled.add(pid)
-                _signal(pid, self.signum)
+                procfs.send_signal(pid, self.signum)
 
     def continue_stop(self, kept_pids: set[int]) -> bool:
         """Continue a stop; return True when no process of the attempt is left. `kept_pids` pids are not killed, and resource
@@ -271,7 +272,7 @@ class NodeRanks:
             self.trackers_at = self.trackers_at or now_s + procfs.TRACKER_S_MAX
             for pid in remaining:
                 if now_s >= self.trackers_at or not procfs.is_tracker(pid):
-                    _signal(pid, signal.SIGKILL)
+                    procfs.send_signal(pid, signal.SIGKILL)
             self.kill_at = now_s + KILL_REPEAT_S
         else:
             busy = {
@@ -332,17 +333,3 @@ def _find_living(pids: list[int]) -> Iterator[tuple[int, int]]:
         stat = procfs.stat(pid)
         if stat is not None and stat.state not in "ZX":
             yield pid, stat.pgrp
-
-
-def _signal_group(pid: int, signum: int) -> None:
-    try:
-        os.killpg(pid, signum)
-    except (ProcessLookupError, PermissionError):
-        return
-
-
-def _signal(pid: int, signum: int) -> None:
-    try:
-        os.kill(pid, signum)
-    except (ProcessLookupError, PermissionError):
-        return

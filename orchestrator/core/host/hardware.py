@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from orchestrator.core.host import interfaces
-from orchestrator.core.host.procfs import cgroups, read_text
+from orchestrator.core.host.procfs import cgroups, list_names, read_text
 from orchestrator.core.host_facts import HardwareFacts
 from orchestrator.core.settings.rank_settings import is_watched
 
@@ -29,7 +29,7 @@ def gather(environ: Mapping[str, str], root: Path = Path("/")) -> HardwareFacts:
         cores=_cores(root, cpus),
         quota_cpus=_quota_cpus(root),
         slurm_cpus=int(slurm) if slurm.isdecimal() else None,
-        gpus=tuple(_names(root / _GPUS)),  # in a container only its own,
+        gpus=tuple(list_names(root / _GPUS)),  # in a container only its own,
         interfaces=interfaces.list_addresses(),
         environ={name: value for name, value in environ.items() if is_watched(name)},
     )
@@ -55,10 +55,3 @@ def _quota(folder: Path, *, is_v2: bool) -> float | None:
     if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):
         return None  # `max`, or -1: no limit
     return int(words[0]) / int(words[1])
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))  # noqa: PTH208 -- names alone
-    except OSError:
-        return []

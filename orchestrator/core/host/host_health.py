@@ -39,7 +39,7 @@ class HostHealth:
 
 def write(home: Path, note: HostHealth) -> None:
     """Replace the health of a host. Raises OSError."""
-    path = _path(home, note.host)
+    path = home / "nodes" / f"{urllib.parse.quote(note.host, safe='')}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, codec.dumps(note) + "\n")
 
@@ -57,7 +57,3 @@ def read_all(home: Path) -> dict[str, HostHealth]:
 def recent_failures(home: Path, wall_s: float) -> dict[str, HostHealth]:
     """Return the failures that still count, by host."""
     return {host: note for host, note in read_all(home).items() if note.fault and wall_s - note.at < FAILURE_S_MAX}
-
-
-def _path(home: Path, host: str) -> Path:
-    return home / "nodes" / f"{urllib.parse.quote(host, safe='')}.json"

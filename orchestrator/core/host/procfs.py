@@ -6,6 +6,7 @@ A process may end between any two reads: then a reader returns None, nothing or 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -97,6 +98,12 @@ def is_alive(proc: Proc) -> bool:
     """Return whether exactly this process runs; a zombie does not."""
     now = stat(proc.pid)
     return now is not None and now.start_ticks == proc.start_ticks and now.state not in "ZX"
+
+
+def send_signal(pid: int, signum: int) -> None:
+    """Send a signal to a process; one that has ended or is another user's gets none."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
 
 
 def has_thread(pid: int, tid: int) -> bool:
@@ -213,6 +220,14 @@ def oom_kills() -> int:
 def pids() -> Iterator[int]:
     """Yield every process's id, ascending."""
     return iter(sorted(int(name) for name in os.listdir(PROC) if name.isdigit()))  # noqa: PTH208 -- half the time
+
+
+def list_names(folder: Path) -> list[str]:
+    """Return the sorted names in a folder; none where it is gone or belongs to another user."""
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208 -- half the time
+    except OSError:
+        return []
 
 
 def _in_mask(pid: int, field: bytes, signum: int) -> bool:

@@ -12,7 +12,6 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +20,9 @@ from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
 
 POLL_S = 0.05
+
+LOCK_S_MAX = 1.0
+"""How long to wait for a lock: a process that only checks it holds it for an instant."""
 
 HOLDER_BYTES_MAX = 400
 
@@ -49,7 +51,7 @@ def acquire(fd: int, limit_s: float, poll_s: float = POLL_S) -> bool:
 
 
 @contextlib.contextmanager
-def hold(path: Path, limit_s: float) -> Iterator[bool]:
+def hold(path: Path, limit_s: float = LOCK_S_MAX) -> Iterator[bool]:
     """Hold a lock and sign its file, or yield False when another holds it for `limit_s`. Raises OSError, see `take`."""
     fd = open_file(path)
     try:
@@ -132,28 +134,15 @@ def _flock(fd: int, kind: int) -> bool:
     return True
 
 
-LOCK_S_MAX = 1.0
-"""How long to wait for the lock: a process that only checks it holds it for an instant."""
-
 RESUME_S_MAX = 60.0
 """How long to wait for another command that resumes the job: sbatch may be slow to answer it."""
-
-
-def hold_job_lock(job: JobDir) -> AbstractContextManager[bool]:
-    """Hold the job's lock, or yield False when another supervisor holds it for `LOCK_S_MAX`."""
-    return hold(job.lock, LOCK_S_MAX)
-
-
-def hold_resume_lock(job: JobDir, limit_s: float = RESUME_S_MAX) -> AbstractContextManager[bool]:
-    """Hold the right to resume the job, or yield False when another command holds it for `limit_s`."""
-    return hold(job.resume_lock, limit_s)
 
 
 @contextlib.contextmanager
 def hold_command_lock(job: JobDir, limit_s: float = RESUME_S_MAX) -> Iterator[None]:
     """Hold the resume lock for a command that must not run beside a resume or another such command. Raises ClusterError when
     another command holds it for `limit_s`, and OSError."""
-    with hold_resume_lock(job, limit_s) as is_mine:
+    with hold(job.resume_lock, limit_s) as is_mine:
         if not is_mine:
             what = f"another command is working on the job{holder_text(job.resume_lock)}"
             raise ClusterError(what, job.id, "wait until it has finished, then try again")

@@ -8,6 +8,7 @@ count; an index that is missing or behind its log is normal, and its readers say
 
 from __future__ import annotations
 
+import bisect
 import os
 import struct
 from collections.abc import Callable
@@ -146,11 +147,4 @@ def _record(fd: int, number: int) -> tuple[int, int]:
 
 def _find_first(fd: int, count: int, beyond: Callable[[int, int], bool]) -> int:
     """Return the number of the first record that is `beyond(time_ns, offset)`, `count` when none is."""
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        if beyond(*_record(fd, middle)):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return bisect.bisect_left(range(count), True, key=lambda number: beyond(*_record(fd, number)))

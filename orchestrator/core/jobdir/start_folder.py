@@ -10,7 +10,6 @@ import json
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core import codec
@@ -46,14 +45,6 @@ OUTPUT_FOLDERS = frozenset(
 """Usual names of output folders; a link with such a name is reported at submit."""
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenFile:
-    """A file that is new or has changed since the snapshot, by its name where ranks start."""
-
-    name: str
-    size_bytes: int
-
-
 def record_snapshot_files(job: JobDir, names: Iterable[Path]) -> None:
     """Record the files of the snapshot in the job's folder. Raises OSError."""
     recorded = {}
@@ -63,14 +54,14 @@ def record_snapshot_files(job: JobDir, names: Iterable[Path]) -> None:
     job.snapshot_files.write_text(json.dumps(recorded))
 
 
-def find_written_files(job: JobDir) -> list[WrittenFile]:
-    """Return the files that were written in the working folder since the snapshot, by name; links are not followed, and
-    caches are skipped. Empty if the files of the snapshot are not known. Raises OSError."""
+def find_written_files(job: JobDir) -> dict[str, int]:
+    """Return the files that were written in the working folder since the snapshot, new or changed, with their sizes in
+    bytes, by name; links are not followed, and caches are skipped. Empty if the files of the snapshot are not known. Raises OSError."""
     try:
         recorded = codec.loads(dict[str, tuple[int, int]], ownership.read_regular(job.snapshot_files))
     except (FileNotFoundError, codec.CodecError):
-        return []
-    written_files = []
+        return {}
+    written_files = {}
     for folder, folders, files in os.walk(job.code):
         folders[:] = sorted(name for name in folders if name != CACHE)
         for name in files:
@@ -78,10 +69,10 @@ def find_written_files(job: JobDir) -> list[WrittenFile]:
             about = path.lstat()
             own = str(path.relative_to(job.code))
             if stat.S_ISREG(about.st_mode) and recorded.get(own) != (about.st_size, about.st_mtime_ns):
-                written_files.append(WrittenFile(own, about.st_size))
+                written_files[own] = about.st_size
         if len(written_files) > FILES_MAX:
             break
-    return sorted(written_files, key=lambda file: file.name)
+    return dict(sorted(written_files.items()))
 
 
 def find_links(job: JobDir) -> dict[str, str]:

@@ -121,6 +121,10 @@ def parse_squeue(text: str) -> dict[str, QueueJob]:
     return jobs
 
 
+def _number(word: str) -> int:
+    return int(word) if word.isdigit() else 0
+
+
 def parse_sacct(text: str, name_of: Callable[[int], str]) -> dict[str, QueueJob]:
     """Read what `sacct -n -X -P --duplicates` prints; a job that was requeued has a line for each time, the latest last.
 
@@ -155,13 +159,14 @@ def parse_scontrol_job(text: str) -> QueueJob | None:
     job = parse_fields(text)
     if "JobId" not in job or "JobState" not in job:
         return None
+    restarts = job.get("Restarts", "")
     return QueueJob(
         job["JobId"],
         job["JobState"].upper(),
         _or_empty(job.get("Reason", "")).replace("_", " "),
         nodes=_or_empty(job.get("NodeList", "")),
         exit=job.get("ExitCode", ""),
-        restarts=_number(job.get("Restarts", "")),
+        restarts=int(restarts) if restarts.isdigit() else 0,
         folder=path[1] if (path := re.search(r"\sWorkDir=(/.*?)(?=\s+\w+=|\s*$)", text)) else "",
         batch_host=_or_empty(job.get("BatchHost", "")),
     )
@@ -175,10 +180,6 @@ def parse_cluster_name(text: str) -> str:
 
 def _or_empty(word: str) -> str:
     return "" if word in ("None", "(null)", "N/A", "n/a", "Unknown") else word
-
-
-def _number(word: str) -> int:
-    return int(word) if word.isdigit() else 0
 
 
 def _utc(word: str) -> str | None:
@@ -241,6 +242,17 @@ def _describe_waiting(job: QueueJob, name: str) -> Fault:
     return Fault("", f"Slurm job {job.id} waits in the queue{why}")
 
 
+_END_TEXTS = {
+    "TIMEOUT": ("was ended at its time limit", "raise time_limit, or set time_limit_action: requeue"),
+    "DEADLINE": ("was ended at its deadline", ""),
+    "PREEMPTED": ("was preempted, and Slurm has not put it back into the queue", ""),
+    "BOOT_FAIL": ("was given nodes that did not boot", ""),
+    "OUT_OF_MEMORY": ("used more memory than it requested", "raise slurm.mem"),
+    "COMPLETED": ("has ended before the job did", ""),
+}
+"""How a job has ended, by its state, and the fix; other states need more than the state."""
+
+
 def describe_end(job: QueueJob) -> Fault:
     """Describe in one line how a job that is over has ended, with the fix where there is one."""
     name = f"Slurm job {job.id}"
@@ -259,30 +271,17 @@ def describe_end(job: QueueJob) -> Fault:
             f"{name} has ended with exit code {code}: no program could be started on {first}: {why}",
         )
     match job.state:
+        case state if state in _END_TEXTS:
+            what, fix = _END_TEXTS[state]
+            return Fault("", f"{name} {what}", fix)
         case "CANCELLED":
             return Fault("", f"{name} was cancelled{f' by {job.by}' if job.by else ''}")
-        case "TIMEOUT":
-            return Fault(
-                "",
-                f"{name} was ended at its time limit",
-                "raise time_limit, or set time_limit_action: requeue",
-            )
-        case "DEADLINE":
-            return Fault("", f"{name} was ended at its deadline")
-        case "PREEMPTED":
-            return Fault("", f"{name} was preempted, and Slurm has not put it back into the queue")
         case "NODE_FAIL":
             return Fault("", f"{name} lost a node that it needs{f' ({job.nodes})' if job.nodes else ''}")
-        case "BOOT_FAIL":
-            return Fault("", f"{name} was given nodes that did not boot")
-        case "OUT_OF_MEMORY":
-            return Fault("", f"{name} used more memory than it requested", "raise slurm.mem")
         case "FORGOTTEN" if job.reason:
             return Fault("", f"Slurm lost job {job.id}: {job.reason}", job.fix)
         case "FORGOTTEN":
             return Fault("", f"Slurm no longer knows job {job.id}")
-        case "COMPLETED":
-            return Fault("", f"{name} has ended before the job did")
         case _:
             how = f" with exit code {code}" if code else ""
             how = f" with signal {number}" if number not in ("", "0") else how

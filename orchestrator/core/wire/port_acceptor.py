@@ -63,7 +63,7 @@ class Acceptor:
         sock.setblocking(False)
         task = self._loop.create_task(self._serve(sock, lambda: self._settle(task)))
         self._tasks.add(task)
-        self._pending[task] = self._loop.call_later(self._pending_s_max, _cut_off, sock)
+        self._pending[task] = self._loop.call_later(self._pending_s_max, cut_off, sock)
         task.add_done_callback(lambda _: self._end(task, sock))
         if len(self._pending) >= self._pending_max:
             self._loop.remove_reader(self._listener)
@@ -81,8 +81,8 @@ class Acceptor:
         sock.close()  # a task that was cancelled before it began has not closed it
 
 
-def _cut_off(sock: socket.socket) -> None:
-    """Shut down a connection, so that its reader sees the end; a task that is cancelled in TLS could leave a transport on a
+def cut_off(sock: socket.socket) -> None:
+    """Shut down a connection, so that its readers see the end, which `close` alone does not show them; a task that is cancelled in TLS could leave a transport on a
     descriptor that the next connection gets."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

@@ -45,7 +45,7 @@ class Journal:
         """Write down what the journal comes to, by chance."""
         if self._chance.random() < KEPT_SHARE:
             record.keep_up(record.facts.last_event_at)
-            self._kept = facts_file.pack_record(record)
+            self._kept = codec.dumps(record)
 
     def replay(self) -> Iterator[News]:
         """Yield all lines."""

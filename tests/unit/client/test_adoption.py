@@ -138,7 +138,7 @@ def test_no_adoption_while_supervisor_writes_ledger(shelf: Shelf) -> None:
     """Nothing is adopted while a supervisor writes the ledger."""
     write(shelf.folder / "foreign.pt", state(5))
     with (
-        locks.hold_job_lock(shelf.job) as is_mine,
+        locks.hold(shelf.job.lock) as is_mine,
         pytest.raises(UserError, match="its supervisor is still running") as refused,
     ):
         assert is_mine

@@ -106,7 +106,7 @@ def test_partly_deleted_job_can_be_deleted_later(tmp_path: Path) -> None:
 def test_job_resumed_during_clean_prompt_is_kept(tmp_path: Path, when: str, why: str) -> None:
     """A job that is resumed while clean asks is not deleted."""
     job = folders.failed(tmp_path)
-    with locks.hold_resume_lock(job) if when == "meanwhile" else contextlib.nullcontext():
+    with locks.hold(job.resume_lock, locks.RESUME_S_MAX) if when == "meanwhile" else contextlib.nullcontext():
         if when == "before":
             job.ended.unlink()
         before = sorted(job.root.iterdir())

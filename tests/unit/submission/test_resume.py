@@ -65,9 +65,9 @@ def test_only_one_of_concurrent_resumes_succeeds(slurm: FakeSlurm, tmp_path: Pat
 
 def test_resume_waiting_too_long_for_another_is_refused(tmp_path: Path) -> None:
     folder = folders.failed(tmp_path)
-    with locks.hold_resume_lock(folder) as mine, locks.hold_resume_lock(folder, 0.0) as other:
+    with locks.hold(folder.resume_lock, 0.0) as mine, locks.hold(folder.resume_lock, 0.0) as other:
         assert (mine, other) == (True, False)
-    with locks.hold_resume_lock(folder, 0.0) as later:
+    with locks.hold(folder.resume_lock, 0.0) as later:
         assert later
 
 

@@ -153,7 +153,7 @@ def test_only_lock_holder_supervises(
 ) -> None:
     monkeypatch.setattr(locks, "LOCK_S_MAX", 0.0)
     job, _ = folder_of(tmp_path)
-    with locks.hold_job_lock(job) as mine:
+    with locks.hold(job.lock) as mine:
         assert mine and supervise(job.root, _none) == allocation_claim.SUCCEEDED
     assert "another supervisor is running" in capsys.readouterr().err
     assert not job.journal.exists()

@@ -15,12 +15,11 @@ import sys
 from .errors import Errors, HookNotes
 from .files import FileWatch
 from .launch import note_launcher
-from .layout import RANK_DIR_ENV, SOCKET_ENV, SOCKET_FILE, STACK_SIGNAL_ENV, SUBMITTED_FROM_ENV
+from .layout import RANK_DIR_ENV, SOCKET_ENV, SOCKET_FILE, STACK_SIGNAL_ENV, SUBMITTED_FROM_ENV, TYPE_CHECKING
 from .own_code import import_from_copy
 from .stacks import StackDumper
 from .steps import Steps
 
-TYPE_CHECKING = False  # typing's own costs 3 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any

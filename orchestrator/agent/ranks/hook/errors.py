@@ -7,9 +7,8 @@ import _thread
 import os
 import sys
 
-from .layout import ERROR_FILE, GIVEN_ENV, NOTES_FILE
+from .layout import ERROR_FILE, GIVEN_ENV, NOTES_FILE, TYPE_CHECKING
 
-TYPE_CHECKING = False  # typing's own costs 3 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar

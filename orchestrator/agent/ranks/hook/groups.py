@@ -18,9 +18,9 @@ from .layout import (
     RING_STEPS,
     ROW_WORDS,
     STEP_FILE_BYTES,
+    TYPE_CHECKING,
 )
 
-TYPE_CHECKING = False  # typing's own costs 3 ms
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any

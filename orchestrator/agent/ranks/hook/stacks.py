@@ -5,9 +5,8 @@
 
 import os
 
-from .layout import STACKS_FILE, STACKS_MEMFD
+from .layout import STACKS_FILE, STACKS_MEMFD, TYPE_CHECKING
 
-TYPE_CHECKING = False  # typing's own costs 3 ms
 if TYPE_CHECKING:
     from types import FrameType
 

@@ -31,9 +31,9 @@ from .layout import (
     STEP_WORD,
     THREAD_WORD,
     TIME_WORD,
+    TYPE_CHECKING,
 )
 
-TYPE_CHECKING = False  # typing's own costs 3 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

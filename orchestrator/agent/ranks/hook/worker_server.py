@@ -7,9 +7,8 @@ import os
 import sys
 
 from .errors import HookNotes, pending_exception, rendezvous_record, to_record
-from .layout import PENDING_HANDLER, SOCKET_FILE
+from .layout import PENDING_HANDLER, SOCKET_FILE, TYPE_CHECKING
 
-TYPE_CHECKING = False  # typing's own costs 3 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
     from typing import Any, TypeVar

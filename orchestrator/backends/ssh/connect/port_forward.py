@@ -14,6 +14,8 @@ from collections.abc import Callable
 
 import paramiko
 
+from orchestrator.core.wire.port_acceptor import cut_off
+
 DIAL_S_MAX = 10.0
 """How long the supervisor's own port may take to answer; it is on this machine."""
 
@@ -56,7 +58,7 @@ class Forward:
                     self._copy_to_host(local)
                     inward.join(LINGER_S)
                 finally:
-                    _shut_down(local)
+                    cut_off(local)
         except (OSError, EOFError, paramiko.SSHException):
             pass
         finally:
@@ -81,10 +83,4 @@ class Forward:
                 return
         except (OSError, EOFError, paramiko.SSHException):
             pass
-        _shut_down(local)
-
-
-def _shut_down(local: socket.socket) -> None:
-    """Shut a socket down for both threads; `close` alone wakes neither."""
-    with contextlib.suppress(OSError):
-        local.shutdown(socket.SHUT_RDWR)
+        cut_off(local)

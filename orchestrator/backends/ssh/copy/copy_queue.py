@@ -236,7 +236,8 @@ class CopyQueue:
     def _move(self, task: CopyTask, connection: Connection) -> None:
         """Move the bytes by rsync where that works, else by SFTP."""
         node, host = task.copy.node, connection.target.host
-        ssh = connection.openssh() if self._can_rsync(node) else None
+        can_rsync = node not in self._rsync_faults and shutil.which("rsync") is not None and self._has_rsync(node)
+        ssh = connection.openssh() if can_rsync else None
         if ssh is not None:
             try:
                 rsync.copy(task, ssh, host)
@@ -248,9 +249,6 @@ class CopyQueue:
         sftp.copy(task, connection)
         if ssh is not None:  # SFTP succeeded, so the connection is not at fault
             self._rsync_faults[node] = why
-
-    def _can_rsync(self, node: str) -> bool:
-        return node not in self._rsync_faults and shutil.which("rsync") is not None and self._has_rsync(node)
 
 
 def _check_space(copy: Copy) -> None:

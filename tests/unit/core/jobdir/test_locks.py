@@ -32,8 +32,8 @@ def _queue(job: JobDir) -> None:
 
 
 TAKERS: dict[str, Callable[[JobDir], object]] = {
-    "supervisor.lock": lambda job: locks.hold_job_lock(job).__enter__(),
-    "resume.lock": lambda job: locks.hold_resume_lock(job).__enter__(),
+    "supervisor.lock": lambda job: locks.hold(job.lock).__enter__(),
+    "resume.lock": lambda job: locks.hold(job.resume_lock, locks.RESUME_S_MAX).__enter__(),
     "agent.lock": lambda job: agent_monitor._acquire_lock(job.root / "agent.lock"),
     "queue": _queue,
 }
@@ -89,7 +89,7 @@ def test_disk_without_locks_gives_no_answer(
     monkeypatch.setattr(fcntl, "flock", refuse)
     askers: dict[str, Callable[[], object]] = {
         "held": lambda: locks.is_held(job.lock),
-        "supervisor": lambda: locks.hold_job_lock(job).__enter__(),
+        "supervisor": lambda: locks.hold(job.lock).__enter__(),
         "agent": lambda: agent_monitor._acquire_lock(job.lock),
         "revival": lambda: restart_supervisor(job),
         "resume": lambda: Job(job).resume(),
