@@ -39,13 +39,13 @@ def follow_logs(job: Job, query: LogQuery, style: LogStyle) -> Status:
     return _follow(job, query, style, print_text, lambda status: None)
 
 
-def follow_all(job: Job, style: LogStyle) -> Status:
-    """Print log lines and the job's state until it has ended; return its last status."""
+def follow_all(job: Job, style: LogStyle, tail: int | None = None) -> Status:
+    """Print log lines and the job's state until it has ended; return its last status. `tail`: of past lines only so many."""
     if terminal.has_colour():
         with _live_display(job.reference) as (out, refresh):
-            return _follow(job, LogQuery(), style, out, refresh)
+            return _follow(job, LogQuery(tail=tail), style, out, refresh)
     shown = _ChangePrinter(job.reference, with_end=False)
-    return _follow(job, LogQuery(), style, print_text, shown, lambda: shown.told)
+    return _follow(job, LogQuery(tail=tail), style, print_text, shown, lambda: shown.told)
 
 
 def watch(job: Job) -> Status:

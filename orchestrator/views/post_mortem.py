@@ -173,7 +173,8 @@ def _time_range(began: str, ended: str | None) -> str:
 def _outcome(attempt: Json, state: str) -> str:
     """Return how an attempt without a verdict ended; a cancelled job may have been resumed since."""
     if attempt["ended_at"] is None:
-        return "waiting for nodes" if state == "QUEUED" else "running"
+        is_starting = state in ("STARTING", "RESTARTING") and attempt["first_step"] is None
+        return "waiting for nodes" if state == "QUEUED" else "starting" if is_starting else "running"
     if attempt.get("job_end") == "CANCELLED":
         return "stopped by orch cancel"
     if attempt.get("job_end") == "FAILED" and attempt.get("ended_why"):

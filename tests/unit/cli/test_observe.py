@@ -47,9 +47,9 @@ def test_folder_shows_locations_of_job_files(job: JobDir, capsys: pytest.Capture
     assert app.run(["folder"]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
         ["folder", str(job.root)],
-        ["start", str(job.code), "1", "file", "written", "by", "ranks"],
+        ["code", str(job.code), "1", "file", "written", "by", "ranks"],
         f"results -> {job.root.parents[1]}, which jobs of this workdir share".split(),
-        ["saved", str(job.checkpoints), "1", "complete", "checkpoint"],
+        ["checkpoints", str(job.checkpoints), "1", "complete", "checkpoint"],
         ["logs", str(job.logs)],
     ]
     assert app.run(["folder", "--json"]) == 0

@@ -221,7 +221,7 @@ def test_cancelled_attempt_stays_so_after_resume() -> None:
     news = [*RUNNING, e.CancelRequested(6.0, 1), ended]
     news += [e.ResumeRequested(8.0, 2), jobs.again(2, 9.0, ResumePoint(jobs.CKPT, 20))]
     text = cells.plain_text(post_mortem.post_mortem(jobs.told(news)))
-    assert "attempt 1  stopped by orch cancel" in text and "attempt 2  running" in text
+    assert "attempt 1  stopped by orch cancel" in text and "attempt 2  starting" in text
 
 
 def test_end_of_long_traceback_is_kept() -> None:
