@@ -215,7 +215,7 @@ def _live_display(reference: str) -> Iterator[tuple[Print, Refresh]]:
                 screen.print(Text.from_ansi(text.removesuffix("\n")), soft_wrap=True)
 
         def refresh(status: Status) -> None:
-            last = cells.line(cells.Cell(f"{status.id} · Ctrl-C leaves it running", "dim"))
+            last = cells.line(cells.Cell(f"{status.id} · Ctrl-C detaches, the job keeps running", "dim"))
             for one in cells.wrap(notices.take_new(status), screen.width):
                 screen.print(terminal.rich_text(one))
             shown = ((), *state_lines(status, screen.width * REASON_LINES_MAX, reference), last)

@@ -157,7 +157,12 @@ def end_lines(where: Json) -> list[Line]:
     many = f": {', '.join([*saved, *written])}" if saved or written else ""
     lines = [line("folder      ", where["dir"], many)]
     if path := where["checkpoint_path"]:
-        lines.append(line("job file    ", f'checkpoint: {{path: "{path}"}} finds them, for resume_args'))
+        lines.append(
+            line(
+                "job file    ",
+                f'checkpoint: {{path: "{path}"}} names them, if your script gets its checkpoint by resume_args',
+            )
+        )
     return lines
 
 

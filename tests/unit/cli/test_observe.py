@@ -70,7 +70,7 @@ def test_why_shows_resume_checkpoint_from_current_files(job: JobDir, capsys: pyt
     assert "orch checkpoints shows 1 file that it could start from\n" in capsys.readouterr().out
     _adopt(job)
     assert app.run(["why"]) == 0
-    assert "orch resume would continue at step 7 (mine.pt)" in capsys.readouterr().out
+    assert "would continue at step 7 (mine.pt)" in capsys.readouterr().out
     (job.checkpoints / "mine.pt").unlink()
     assert app.run(["why", "--json"]) == 0
     why = json.loads(capsys.readouterr().out)

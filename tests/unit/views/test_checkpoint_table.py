@@ -142,7 +142,7 @@ def test_checkpoint_folders_are_listed_by_line_and_inline() -> None:
     ]
     assert cells.plain_text(checkpoint_table.end_lines(WHERE)).splitlines() == [
         f"folder      {jobs.ROOT}: 2 checkpoints in code/out, 1 checkpoint in /scratch/run, 3 files written in code",
-        'job file    checkpoint: {path: "{job_dir}/code/out/net_*.pth"} finds them, for resume_args',
+        'job file    checkpoint: {path: "{job_dir}/code/out/net_*.pth"} names them, if your script gets its checkpoint by resume_args',
     ]
     empty = {**WHERE, "written": 0, "links": [], "checkpoints": [], "checkpoint_path": None}
     assert cells.plain_text(checkpoint_table.end_lines(empty)) == f"folder      {jobs.ROOT}\n"
