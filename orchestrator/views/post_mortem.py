@@ -228,7 +228,7 @@ def transition(why: Json, number: int, last_text: str = "") -> str:
     verdict = ended["verdict"]
     failure = shorten_paths(f"{verdict['kind']}: {verdict['head']}", why["dir"]) if verdict else ""
     end = f"; attempt {number - 1} {f'ended: {failure}' if verdict else _outcome(ended, why['state'])}"
-    text = f"{source(begun)}{'' if failure and last_text.endswith(failure) else end}"
+    text = f"{source(begun)}{'' if failure and failure in last_text else end}"
     return cut(shorten_paths(text, why["dir"]), SENTENCE_CHARS_MAX)
 
 
