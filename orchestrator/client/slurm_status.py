@@ -123,8 +123,8 @@ class SlurmSource(JobSource):
             written = None
         return replace(join_status(self.folder, written, self.plan), dir=str(self.folder.root))
 
-    def in_queue(self) -> Json:
-        """See `JobSource.in_queue`."""
+    def queue_fields(self) -> Json:
+        """See `JobSource.queue_fields`."""
         try:
             status = status_file.to_json(self.status())
         except OrchError:

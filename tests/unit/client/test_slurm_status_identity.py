@@ -40,6 +40,6 @@ def test_reused_id_is_not_taken_for_the_job(slurm: FakeSlurm, tmp_path: Path) ->
     slurm.says("sacct.out", "7|FAILED|1:0|node[1-2]\n")  # that, too, is another's
     slurm_status.SlurmSource(folder).cancel()
     assert not slurm.calls("scancel")
-    lost = "Slurm has lost its job 7: its id now belongs to a job in /home/ada/other; fix: orch resume "
+    lost = "Slurm lost job 7: its id now belongs to a job in /home/ada/other; fix: orch resume "
     assert [one.get("why") for one in asked(folder)] == [None, f"{lost}{folder.id}"]
     assert folder.ended.exists()

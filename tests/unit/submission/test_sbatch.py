@@ -136,7 +136,7 @@ def test_hanging_sbatch_times_out(tmp_path: Path, slurm: FakeSbatch, monkeypatch
 
 def test_sbatch_without_id_is_cluster_error(tmp_path: Path, slurm: FakeSbatch) -> None:
     slurm.answer("thanks")
-    with pytest.raises(ClusterError, match="told no id of a job: thanks"):
+    with pytest.raises(ClusterError, match="printed no job id: thanks"):
         _submit(tmp_path, slurm)
 
 
