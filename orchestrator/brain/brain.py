@@ -311,12 +311,12 @@ def _decide_after_stop(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines
         return []
     unloadable_checkpoint = checkpoints.find_unloadable(facts, attempt, attempt.verdict)
     if unloadable_checkpoint is not None:
-        save, why, is_certain = (
+        checkpoint, why, is_certain = (
             unloadable_checkpoint.save.number,
             unloadable_checkpoint.why,
             unloadable_checkpoint.is_certain,
         )
-        return [d.DistrustCheckpoint(deadlines.now_s, why, attempt.number, save, is_certain)]
+        return [d.DistrustCheckpoint(deadlines.now_s, why, attempt.number, checkpoint, is_certain)]
     match restart_policy.decide_next(facts):
         case restart_policy.GiveUp(end, why):
             return [d.EndJob(deadlines.now_s, why, attempt.number, end)]
@@ -330,10 +330,10 @@ def _decide_after_stop(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines
 
 def _compare(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Compare the checkpoint that the next attempt is to begin from, once; nothing begins before the answer."""
-    save = facts.checkpoint_choice.checkpoint
-    number = save.number if save is not None else 0
+    checkpoint = facts.checkpoint_choice.checkpoint
+    number = checkpoint.number if checkpoint is not None else 0
     if attempt.compare_ordered_at is None and attempt.compared_checkpoint != number:
-        checkpoint_name = save.main if save is not None else "nothing"
+        checkpoint_name = checkpoint.main if checkpoint is not None else "nothing"
         deep = checkpoints.needs_deep_compare(facts, attempt)
         return [
             d.CompareCheckpoint(

@@ -145,7 +145,7 @@ def complete_checkpoint(ctx: click.Context, param: click.Parameter, incomplete: 
         checkpoints = job_checkpoints.load_checkpoints(home.find_job(home.job_home(os.environ), ctx.params.get("job")))
     except OrchError:
         return []
-    names = [save.main for save in checkpoints.values()][::-1]
+    names = [checkpoint.main for checkpoint in checkpoints.values()][::-1]
     return _starting_with(dict.fromkeys((*names, *map(str, checkpoints))), incomplete)
 
 

@@ -57,7 +57,7 @@ class AdoptableCheckpoint:
         return validation.find_fault(self.reading, {piece.name: piece.size_bytes for piece in self.pieces})
 
 
-def find_adoptable(job: JobDir, plan: Plan, saves: Mapping[int, Checkpoint]) -> list[AdoptableCheckpoint]:
+def find_adoptable(job: JobDir, plan: Plan, checkpoints: Mapping[int, Checkpoint]) -> list[AdoptableCheckpoint]:
     """Return the files at `checkpoint.path` that look like checkpoints and are not in the ledger, the newest last; none while the job runs,
     because its supervisor enters what its ranks save."""
     if not _has_ended(job):
@@ -67,11 +67,11 @@ def find_adoptable(job: JobDir, plan: Plan, saves: Mapping[int, Checkpoint]) -> 
         return []  # checkpoints from the snapshot look the same
     ledger_sizes = {
         f"{folder}/{piece.name}": piece.size_bytes
-        for save in saves.values()
-        for folder in [*(place.root for place in save.locations), *(part.root for part in save.parts)]
-        for piece in save.files
+        for checkpoint in checkpoints.values()
+        for folder in [*(place.root for place in checkpoint.locations), *(part.root for part in checkpoint.parts)]
+        for piece in checkpoint.files
     }
-    ledger_names = {piece.name for save in saves.values() for piece in save.files}
+    ledger_names = {piece.name for checkpoint in checkpoints.values() for piece in checkpoint.files}
     scan, adoptable = tree.scan(root, glob), []
     for group in file_groups.group_files(scan.files).values():
         sizes = {f"{root}/{name}": scan.files[name].size_bytes for name in group.names}
@@ -131,12 +131,12 @@ def adopt(job: JobDir, plan: Plan, path: Path) -> Checkpoint:
             raise _supervisor_running_error(job)
         try:
             ledger_file = ledger.Ledger(job.root, job.ledger)
-            save = _to_checkpoint(candidate, pieces, ledger_file.next_number, plan)
-            ledger_file.put(save)
+            checkpoint = _to_checkpoint(candidate, pieces, ledger_file.next_number, plan)
+            ledger_file.put(checkpoint)
             ledger_file.flush()
         except OSError as err:
             raise ClusterError(f"cannot be written: {err.strerror}", str(job.ledger), "free some space there") from err
-    return save
+    return checkpoint
 
 
 def unusable_error(where: str, why: str) -> UserError:

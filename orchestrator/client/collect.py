@@ -59,18 +59,20 @@ def collect(job: Job, to: Path | None, *, checkpoints: bool = True, everything: 
     """
     homes = LocalCheckpointFolders(job.folder, job.plan())
     complete = [
-        save for save in _load_checkpoints(job).values() if save.state is CheckpointState.WHOLE and save.locations
+        checkpoint
+        for checkpoint in _load_checkpoints(job).values()
+        if checkpoint.state is CheckpointState.WHOLE and checkpoint.locations
     ]
-    inside = [save for save in complete if homes.is_in_job_folder(save)]
-    saved = {homes.folder(save) / piece.name for save in inside for piece in save.files}
+    inside = [checkpoint for checkpoint in complete if homes.is_in_job_folder(checkpoint)]
+    saved = {homes.folder(checkpoint) / piece.name for checkpoint in inside for piece in checkpoint.files}
     written = {job.folder.code / file.name: file.size_bytes for file in start_folder.find_written_files(job.folder)}
     others = {path: size_bytes for path, size_bytes in written.items() if path not in saved}
-    outside = [save for save in complete if save not in inside]
+    outside = [checkpoint for checkpoint in complete if checkpoint not in inside]
     outside_paths = tuple(
-        os.path.realpath(save.path)
-        if Path(save.path).is_relative_to(job.folder.root)
-        else f"{save.host}:{save.path}".removeprefix(":")
-        for save in outside
+        os.path.realpath(checkpoint.path)
+        if Path(checkpoint.path).is_relative_to(job.folder.root)
+        else f"{checkpoint.host}:{checkpoint.path}".removeprefix(":")
+        for checkpoint in outside
     )
     if to is None:
         return CollectedFiles(job.folder.root, len(inside), len(others), outside_paths)
@@ -155,9 +157,11 @@ def _folders_to_skip(job: Job) -> tuple[Path, ...]:
     checkpoints = job.folder.checkpoints
     kept = checkpoints / disk.KEPT_FOLDER
     in_place = [
-        kept / str(save.number)
-        for save in _load_checkpoints(job).values()
-        if save.state in OVERRIDE_STATES and save.locations and not disk.compare(save, deep=False).fault
+        kept / str(checkpoint.number)
+        for checkpoint in _load_checkpoints(job).values()
+        if checkpoint.state in OVERRIDE_STATES
+        and checkpoint.locations
+        and not disk.compare(checkpoint, deep=False).fault
     ]
     unneeded = [path for path in kept.iterdir() if path not in in_place] if kept.is_dir() else []
     return (checkpoints / INCOMING, *(in_place if unneeded else [kept]))
@@ -276,10 +280,10 @@ class FetchTargets:
         self._job, self._homes = job, homes
         # By local path: the checkpoints that a file belonged to, as it was then
         self._saved: dict[Path, list[tuple[Checkpoint, CheckpointFile]]] = {}
-        for save in checkpoints.values():
-            for piece in save.files:
-                self._saved.setdefault(homes.folder(save) / piece.name, []).append((save, piece))
-        self._whole = [save for save in checkpoints.values() if save.state is CheckpointState.WHOLE]
+        for checkpoint in checkpoints.values():
+            for piece in checkpoint.files:
+                self._saved.setdefault(homes.folder(checkpoint) / piece.name, []).append((checkpoint, piece))
+        self._whole = [checkpoint for checkpoint in checkpoints.values() if checkpoint.state is CheckpointState.WHOLE]
 
     def target(self, host: str, file: CheckpointFile) -> Path | None:
         """Return the local path for a file; None if it need not be fetched. Raises OSError."""
@@ -329,10 +333,14 @@ class FetchTargets:
     def _is_superseded(self, local_path: Path, file: CheckpointFile) -> bool:
         """Tell whether `checkpoint.keep` deleted a file, or a fetched checkpoint has overwritten it."""
         saved = self._saved.get(local_path, ())
-        states = [save.state for save, piece in saved if _has_size_and_time(file, piece.size_bytes, piece.mtime_ns)]
+        states = [
+            checkpoint.state
+            for checkpoint, piece in saved
+            if _has_size_and_time(file, piece.size_bytes, piece.mtime_ns)
+        ]
         is_fetched = any(
-            save.state is CheckpointState.WHOLE and disk.matches_record(self._homes.folder(save), piece)
-            for save, piece in saved
+            checkpoint.state is CheckpointState.WHOLE and disk.matches_record(self._homes.folder(checkpoint), piece)
+            for checkpoint, piece in saved
         )
         is_superseded = CheckpointState.PRUNED in states or (CheckpointState.GONE in states and is_fetched)
         return is_superseded and CheckpointState.WHOLE not in states
@@ -340,10 +348,10 @@ class FetchTargets:
     def _is_foreign(self, local_path: Path) -> bool:
         """Tell whether a file would get into the folder of a complete checkpoint without belonging to it, or replace the ledger."""
         return local_path == self._job.ledger or any(
-            local_path.is_relative_to(self._homes.folder(save) / save.main)
-            and all(self._homes.folder(save) / piece.name != local_path for piece in save.files)
-            for save in self._whole
-            if save.main != "."
+            local_path.is_relative_to(self._homes.folder(checkpoint) / checkpoint.main)
+            and all(self._homes.folder(checkpoint) / piece.name != local_path for piece in checkpoint.files)
+            for checkpoint in self._whole
+            if checkpoint.main != "."
         )
 
 

@@ -68,31 +68,36 @@ class ResumeSource:
         self._saves = load_checkpoints(job)
         self.number = 0
         if reference:
-            save = find_checkpoint(job, plan, self._saves, reference)
-            self._saves[save.number] = save  # it may have been adopted
-            self.number = save.number
+            checkpoint = find_checkpoint(job, plan, self._saves, reference)
+            self._saves[checkpoint.number] = checkpoint  # it may have been adopted
+            self.number = checkpoint.number
         else:
             _require_ledger(job, self._saves)
         self.choice = ResumeChoice()
 
     def choose_for(self, world_size: int) -> None:
         """Choose for this number of ranks. Raises UserError if the checkpoint is for another number."""
-        latest = max((save.attempt for save in self._saves.values()), default=0)
+        latest = max((checkpoint.attempt for checkpoint in self._saves.values()), default=0)
         override = ResumeOverride(self.number, latest) if self.number else _load_override(self._job)
         self.choice = _choose_current(self._job, self._plan, self._saves, world_size, override)
-        save = self.choice.world_size_mismatch
-        if override is not None and override.save in self._saves and self.choice.checkpoint is None and save is None:
+        checkpoint = self.choice.world_size_mismatch
+        if (
+            override is not None
+            and override.save in self._saves
+            and self.choice.checkpoint is None
+            and checkpoint is None
+        ):
             named = self._saves[override.save]
             raise unusable_error(named.main, named.why or named.state.value)
-        if save is not None:
+        if checkpoint is not None:
             complete = [one for one in self._saves.values() if one.state is CheckpointState.WHOLE]
-            others = _list_names([save for save in complete if fits_world_size(save, world_size)])
-            fix = f"resume with {save.world_size} ranks"
+            others = _list_names([checkpoint for checkpoint in complete if fits_world_size(checkpoint, world_size)])
+            fix = f"resume with {checkpoint.world_size} ranks"
             fix += f"; for {world_size} ranks use --from with one of: {others}" if others else ""
-            raise UserError(describe_size_mismatch(save, world_size), save.main, fix)
+            raise UserError(describe_size_mismatch(checkpoint, world_size), checkpoint.main, fix)
 
 
-def _require_ledger(job: JobDir, saves: Mapping[int, Checkpoint]) -> None:
+def _require_ledger(job: JobDir, checkpoints: Mapping[int, Checkpoint]) -> None:
     """Raise ClusterError if the ledger lacks complete checkpoints that the journal has: the job would resume before them and
     overwrite them. Also if it is a link, because a supervisor does not write through one."""
     from orchestrator.journal import facts_file
@@ -104,16 +109,16 @@ def _require_ledger(job: JobDir, saves: Mapping[int, Checkpoint]) -> None:
         journaled = [
             one for one in facts_file.read(job).facts.checkpoints.values() if one.state is CheckpointState.WHOLE
         ]
-        lost = [save for save in journaled if save.number not in saves]
+        lost = [checkpoint for checkpoint in journaled if checkpoint.number not in checkpoints]
         if lost:
-            what = f"lacks {format_count(len(lost), 'checkpoint')} that the job wrote: {', '.join(save.main for save in lost[-CHECKPOINTS_NAMED_MAX:])}"
+            what = f"lacks {format_count(len(lost), 'checkpoint')} that the job wrote: {', '.join(checkpoint.main for checkpoint in lost[-CHECKPOINTS_NAMED_MAX:])}"
             fix = "resume from a file with --from PATH, or start a new job with orch submit"
             raise ClusterError(what, str(job.ledger), fix)
 
 
-def describe_size_mismatch(save: Checkpoint, world_size: int) -> str:
+def describe_size_mismatch(checkpoint: Checkpoint, world_size: int) -> str:
     """Return the text for a checkpoint that this number of ranks cannot load."""
-    return f"has files of each of the {save.world_size} ranks that saved it, and there would be {world_size}"
+    return f"has files of each of the {checkpoint.world_size} ranks that saved it, and there would be {world_size}"
 
 
 def find_checkpoint(job: JobDir, plan: Plan, checkpoints: Mapping[int, Checkpoint], reference: str) -> Checkpoint:
@@ -122,15 +127,15 @@ def find_checkpoint(job: JobDir, plan: Plan, checkpoints: Mapping[int, Checkpoin
     paths = _candidate_paths(job, plan, reference)
     existing = {path for path in paths if os.path.lexists(path)}
     reals = {os.path.realpath(path) for path in existing}
-    numbered = next((save for save in checkpoints.values() if reference == str(save.number)), None)
+    numbered = next((checkpoint for checkpoint in checkpoints.values() if reference == str(checkpoint.number)), None)
     if existing and numbered is not None and not _is_at(numbered, paths | reals):
         raise _ambiguous_error(reference, {numbered.path, *existing})
     reason = ""
-    for save in sorted(checkpoints.values(), key=lambda save: -save.number):
-        is_number = reference == str(save.number)
-        if not is_number and not _is_at(save, paths | reals):
+    for checkpoint in sorted(checkpoints.values(), key=lambda checkpoint: -checkpoint.number):
+        is_number = reference == str(checkpoint.number)
+        if not is_number and not _is_at(checkpoint, paths | reals):
             continue
-        current, _ = _check_files(job, plan, save, deep=False)
+        current, _ = _check_files(job, plan, checkpoint, deep=False)
         if current.state in OVERRIDE_STATES:
             return current
         reason = reason or (
@@ -146,8 +151,8 @@ def find_checkpoint(job: JobDir, plan: Plan, checkpoints: Mapping[int, Checkpoin
         return adoption.adopt(job, plan, Path(min(existing)))
     if reason:
         raise unusable_error(reference, reason)
-    checked = (_check_files(job, plan, save, deep=False)[0] for save in checkpoints.values())
-    others = _list_names([save for save in checked if save.state is CheckpointState.WHOLE])
+    checked = (_check_files(job, plan, checkpoint, deep=False)[0] for checkpoint in checkpoints.values())
+    others = _list_names([checkpoint for checkpoint in checked if checkpoint.state is CheckpointState.WHOLE])
     raise UserError("there is no such checkpoint", reference, f"choose one of: {others}" if others else LIST_HINT)
 
 
@@ -161,16 +166,20 @@ def _candidate_paths(job: JobDir, plan: Plan, wanted: str) -> set[str]:
     return {os.path.abspath(root / wanted) for root in (Path(), place, job.root, job.code)}  # noqa: PTH100 -- links stay as they are
 
 
-def _is_at(save: Checkpoint, paths: set[str]) -> bool:
-    files = (save.main, *(piece.name for piece in save.files))
-    return any(os.path.normpath(f"{place.root}/{name}") in paths for place in save.locations for name in files)
+def _is_at(checkpoint: Checkpoint, paths: set[str]) -> bool:
+    files = (checkpoint.main, *(piece.name for piece in checkpoint.files))
+    return any(os.path.normpath(f"{place.root}/{name}") in paths for place in checkpoint.locations for name in files)
 
 
 def _list_names(checkpoints: list[Checkpoint]) -> str:
     """Return the latest checkpoints as `--from` takes them, with name and step."""
-    steps = {save.number: "" if save.step is None else f", step {save.step:,}" for save in checkpoints}
+    steps = {
+        checkpoint.number: "" if checkpoint.step is None else f", step {checkpoint.step:,}"
+        for checkpoint in checkpoints
+    }
     return ", ".join(
-        f"{save.number} ({save.main}{steps[save.number]})" for save in checkpoints[-CHECKPOINTS_NAMED_MAX:]
+        f"{checkpoint.number} ({checkpoint.main}{steps[checkpoint.number]})"
+        for checkpoint in checkpoints[-CHECKPOINTS_NAMED_MAX:]
     )
 
 
@@ -180,40 +189,44 @@ def _choose_current(
     """Return the choice for this number of ranks from the files as they are now; in `checkpoints` those without their files become GONE."""
     while True:
         choice = choose_checkpoint(checkpoints.values(), world_size, override)
-        save = choice.checkpoint or choice.world_size_mismatch
-        if save is None:
+        checkpoint = choice.checkpoint or choice.world_size_mismatch
+        if checkpoint is None:
             return choice
-        current, _ = _check_files(job, plan, save, deep=False)
-        checkpoints[save.number] = current
+        current, _ = _check_files(job, plan, checkpoint, deep=False)
+        checkpoints[checkpoint.number] = current
         if current.state in OVERRIDE_STATES:
             return dataclasses.replace(choice, checkpoint=current) if choice.checkpoint is not None else choice
 
 
-def _check_files(job: JobDir, plan: Plan, save: Checkpoint, *, deep: bool) -> tuple[Checkpoint, str]:
+def _check_files(job: JobDir, plan: Plan, checkpoint: Checkpoint, *, deep: bool) -> tuple[Checkpoint, str]:
     """Return a checkpoint with the state of its files now, and how they were compared, empty if not at all. If they have
     changed, an attempt resumes from the kept copy."""
-    if save.state not in OVERRIDE_STATES or not save.locations or _is_unreachable(plan, save):
-        return save, ""
-    comparison = disk.compare(save, deep=deep)
+    if checkpoint.state not in OVERRIDE_STATES or not checkpoint.locations or _is_unreachable(plan, checkpoint):
+        return checkpoint, ""
+    comparison = disk.compare(checkpoint, deep=deep)
     if not comparison.fault:
-        return save, comparison.compared
-    kept = job.checkpoints / disk.KEPT_FOLDER / str(save.number)
+        return checkpoint, comparison.compared
+    kept = job.checkpoints / disk.KEPT_FOLDER / str(checkpoint.number)
     if kept.is_dir():
-        kept_comparison = disk.compare(dataclasses.replace(save, locations=(FileLocation("", str(kept)),)), deep=deep)
+        kept_comparison = disk.compare(
+            dataclasses.replace(checkpoint, locations=(FileLocation("", str(kept)),)), deep=deep
+        )
         if not kept_comparison.fault:
-            why = f"{comparison.fault}, but orch kept a copy in {disk.KEPT_FOLDER}/{save.number}"
-            return dataclasses.replace(save, why=why), kept_comparison.compared
-    return dataclasses.replace(save, state=CheckpointState.GONE, why=comparison.fault), ""
+            why = f"{comparison.fault}, but orch kept a copy in {disk.KEPT_FOLDER}/{checkpoint.number}"
+            return dataclasses.replace(checkpoint, why=why), kept_comparison.compared
+    return dataclasses.replace(checkpoint, state=CheckpointState.GONE, why=comparison.fault), ""
 
 
-def _is_unreachable(plan: Plan, save: Checkpoint) -> bool:
+def _is_unreachable(plan: Plan, checkpoint: Checkpoint) -> bool:
     """Tell whether a checkpoint is on a host, or may be on a disk that only hosts or nodes of Slurm have: then the other
     files of its folder are not here either."""
-    is_theirs = Path(plan.checkpoint_glob).is_absolute() if save.is_named else save.base_folder != START_PREFIX
-    return bool(save.locations[0].host) or (
+    is_theirs = (
+        Path(plan.checkpoint_glob).is_absolute() if checkpoint.is_named else checkpoint.base_folder != START_PREFIX
+    )
+    return bool(checkpoint.locations[0].host) or (
         is_theirs
         and plan.backend != "local"
-        and not os.path.lexists(save.path if plan.ssh is not None else Path(save.path).parent)
+        and not os.path.lexists(checkpoint.path if plan.ssh is not None else Path(checkpoint.path).parent)
     )
 
 
@@ -229,8 +242,8 @@ def list_checkpoints(job: JobDir, plan: Plan, *, verify: bool) -> list[Json]:
     """Return the checkpoints, oldest first, as `orch checkpoints --json` prints them, also adoptable ones. Raises
     ClusterError."""
     checkpoints = load_checkpoints(job)
-    checked = {number: _check_files(job, plan, save, deep=verify) for number, save in checkpoints.items()}
-    choice = choose_checkpoint((save for save, _ in checked.values()), plan.world_size, _load_override(job))
+    checked = {number: _check_files(job, plan, checkpoint, deep=verify) for number, checkpoint in checkpoints.items()}
+    choice = choose_checkpoint((checkpoint for checkpoint, _ in checked.values()), plan.world_size, _load_override(job))
     start_number = choice.checkpoint.number if choice.checkpoint is not None else 0
     root, _ = tree.split_glob(*plan.checkpoint_location(job))
     notes = {passed.save: passed.why for passed in choice.skipped}
@@ -238,13 +251,17 @@ def list_checkpoints(job: JobDir, plan: Plan, *, verify: bool) -> list[Json]:
         notes[choice.world_size_mismatch.number] = describe_size_mismatch(choice.world_size_mismatch, plan.world_size)
     rows = [
         _checkpoint_row(
-            save,
+            checkpoint,
             by if verify else "",
-            notes.get(save.number, ""),
-            root if save.is_named else job.code if save.base_folder == START_PREFIX else Path(save.base_folder),
-            is_start=save.number == start_number,
+            notes.get(checkpoint.number, ""),
+            root
+            if checkpoint.is_named
+            else job.code
+            if checkpoint.base_folder == START_PREFIX
+            else Path(checkpoint.base_folder),
+            is_start=checkpoint.number == start_number,
         )
-        for save, by in checked.values()
+        for checkpoint, by in checked.values()
     ]
     return [*rows, *map(adoption.row, adoption.find_adoptable(job, plan, checkpoints))]
 
@@ -260,42 +277,42 @@ def _load_override(job: JobDir) -> ResumeOverride | None:
         return None
 
 
-def _checkpoint_row(save: Checkpoint, verified_by: str, note: str, root: Path, *, is_start: bool) -> Json:
+def _checkpoint_row(checkpoint: Checkpoint, verified_by: str, note: str, root: Path, *, is_start: bool) -> Json:
     """Return a checkpoint for JSON; `note`: why the next attempt skips it. `complete`: it is complete in the ledger and its files exist. `whole`: the result of a comparison of all
     bytes has found, None without one. `resume`: the next attempt resumes from it. `why`: the note on it. `root`: where
     it was, if what is left of it was moved."""
     return {
-        "save": save.number,
-        "path": save.path if save.locations else str(root / save.main),
-        "main": save.main,
-        "attempt": save.attempt,
-        "world_size": save.world_size,
-        "step": save.step,
-        "step_source": save.step_source.value,
-        "format": save.format.value,
-        "content": save.content.value,
-        "state": save.state.value,
-        "why": save.why
-        or _pending_reason(save)
-        or (note if note not in (save.content.value, save.state.value) else ""),
-        "closed_by": save.closed_by.value,
-        "compared": verified_by or save.compared,
-        "files": len(save.files),
-        "bytes": save.size_bytes,
-        "written_at": status_file.iso(save.written_ns / 1e9),
-        "places": [{"host": place.host, "path": place.root} for place in save.locations],
-        "exists": bool(save.locations) and not save.locations[0].host and os.path.lexists(save.path),
-        "complete": save.state is CheckpointState.WHOLE,
-        "whole": True if verified_by else False if save.state in ENDED_STATES else None,
+        "save": checkpoint.number,
+        "path": checkpoint.path if checkpoint.locations else str(root / checkpoint.main),
+        "main": checkpoint.main,
+        "attempt": checkpoint.attempt,
+        "world_size": checkpoint.world_size,
+        "step": checkpoint.step,
+        "step_source": checkpoint.step_source.value,
+        "format": checkpoint.format.value,
+        "content": checkpoint.content.value,
+        "state": checkpoint.state.value,
+        "why": checkpoint.why
+        or _pending_reason(checkpoint)
+        or (note if note not in (checkpoint.content.value, checkpoint.state.value) else ""),
+        "closed_by": checkpoint.closed_by.value,
+        "compared": verified_by or checkpoint.compared,
+        "files": len(checkpoint.files),
+        "bytes": checkpoint.size_bytes,
+        "written_at": status_file.iso(checkpoint.written_ns / 1e9),
+        "places": [{"host": place.host, "path": place.root} for place in checkpoint.locations],
+        "exists": bool(checkpoint.locations) and not checkpoint.locations[0].host and os.path.lexists(checkpoint.path),
+        "complete": checkpoint.state is CheckpointState.WHOLE,
+        "whole": True if verified_by else False if checkpoint.state in ENDED_STATES else None,
         "resume": is_start,
         "checkpoint_path": "",
     }
 
 
-def _pending_reason(save: Checkpoint) -> str:
-    if save.state is not CheckpointState.OPEN:
+def _pending_reason(checkpoint: Checkpoint) -> str:
+    if checkpoint.state is not CheckpointState.OPEN:
         return ""
-    return "is being copied from its hosts" if save.is_in_transit else "not every rank has made a step since"
+    return "is being copied from its hosts" if checkpoint.is_in_transit else "not every rank has made a step since"
 
 
 # Where files are
@@ -304,12 +321,14 @@ def _pending_reason(save: Checkpoint) -> str:
 def job_folders(job: JobDir) -> Json:
     """Return where a job's files are, as `orch folder --json` prints it. Raises ClusterError."""
     complete = [
-        save for save in load_checkpoints(job).values() if save.state is CheckpointState.WHOLE and save.locations
+        checkpoint
+        for checkpoint in load_checkpoints(job).values()
+        if checkpoint.state is CheckpointState.WHOLE and checkpoint.locations
     ]
     counts_by_folder: dict[str, int] = {}
-    for save in complete:
-        host = f"{save.host}:" if save.host and not os.path.lexists(save.path) else ""
-        folder = f"{host}{os.path.dirname(save.path)}"  # noqa: PTH120 -- a host's path, not one of this machine
+    for checkpoint in complete:
+        host = f"{checkpoint.host}:" if checkpoint.host and not os.path.lexists(checkpoint.path) else ""
+        folder = f"{host}{os.path.dirname(checkpoint.path)}"  # noqa: PTH120 -- a host's path, not one of this machine
         counts_by_folder[folder] = counts_by_folder.get(folder, 0) + 1
     try:
         written, links = start_folder.find_written_files(job), start_folder.find_links(job)
@@ -327,12 +346,12 @@ def job_folders(job: JobDir) -> Json:
     }
 
 
-def _path_pattern(save: Checkpoint) -> str | None:
+def _path_pattern(checkpoint: Checkpoint) -> str | None:
     """Return the `checkpoint.path` that matches a checkpoint and those like it; None if the job file already names it."""
-    if save.is_named:
+    if checkpoint.is_named:
         return None
-    glob = file_groups.mask_numbers(save.main).replace("#", "*")
-    return f"{{job_dir}}/code/{glob}" if save.base_folder == START_PREFIX else f"{save.base_folder}/{glob}"
+    glob = file_groups.mask_numbers(checkpoint.main).replace("#", "*")
+    return f"{{job_dir}}/code/{glob}" if checkpoint.base_folder == START_PREFIX else f"{checkpoint.base_folder}/{glob}"
 
 
 # A post-mortem
@@ -356,12 +375,16 @@ def add_checkpoints(job: JobDir, plan: Plan, why: Json, record: Record) -> None:
     if record.facts.end is None:
         return
     choice = _choose_current(job, plan, checkpoints, plan.world_size, record.facts.resume_override)
-    save, other = choice.checkpoint, choice.world_size_mismatch
-    why["checkpoint"] = {"path": save.path, "step": save.step, **_proof_json(save)} if save is not None else None
+    checkpoint, other = choice.checkpoint, choice.world_size_mismatch
+    why["checkpoint"] = (
+        {"path": checkpoint.path, "step": checkpoint.step, **_proof_json(checkpoint)}
+        if checkpoint is not None
+        else None
+    )
     why["misfit"] = (
         {"path": other.path, "why": describe_size_mismatch(other, plan.world_size)} if other is not None else None
     )
-    offered = [] if save is not None or other is not None else adoption.find_adoptable(job, plan, checkpoints)
+    offered = [] if checkpoint is not None or other is not None else adoption.find_adoptable(job, plan, checkpoints)
     why["offered"] = [str(offer.path) for offer in offered if not offer.fault]
     why["passed"] = [
         {"save": loser.save, "path": loser.main, "step": loser.step, "why": loser.why} for loser in choice.skipped
@@ -380,11 +403,11 @@ def _start_json(event: CheckpointRead | None, read: Checkpoint | None, given: Ch
     return {"save": read.number, "path": read.path, "step": read.step, "chosen_by": chosen_by}
 
 
-def _proof_json(save: Checkpoint) -> Json:
+def _proof_json(checkpoint: Checkpoint) -> Json:
     return {
-        "save": save.number,
-        "step": save.step,
-        "step_source": save.step_source.value,
-        "closed_by": save.closed_by.value,
-        "compared": save.compared,
+        "save": checkpoint.number,
+        "step": checkpoint.step,
+        "step_source": checkpoint.step_source.value,
+        "closed_by": checkpoint.closed_by.value,
+        "compared": checkpoint.compared,
     }

@@ -124,9 +124,9 @@ def _read_history(job: JobDir, created_s: float) -> _History:
     newest, size_bytes, written_s = record.facts.checkpoint, None, None
     if newest is not None:
         with contextlib.suppress(OrchError):
-            save = job_checkpoints.load_checkpoints(job).get(newest.save)
-            if save is not None:
-                size_bytes, written_s = save.size_bytes, save.written_ns / 1e9
+            checkpoint = job_checkpoints.load_checkpoints(job).get(newest.save)
+            if checkpoint is not None:
+                size_bytes, written_s = checkpoint.size_bytes, checkpoint.written_ns / 1e9
     seconds = {kind.value: rank_s for kind, rank_s in spent.rank_seconds().items()}
     return _History(dict(causes), seconds, spent.ratio, size_bytes, written_s)
 

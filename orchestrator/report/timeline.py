@@ -167,11 +167,13 @@ def _draw_row(times: _AttemptTimes, rank: int, row: int, scale: TimeScale, paths
 
 def _find_marks(news: Iterable[News], rows: Mapping[int, int]) -> Iterator[tuple[Mark, float, int]]:
     """Yield marks with their time (job clock) and row."""
-    saves: set[int] = set()
+    checkpoints: set[int] = set()
     for one in news:
         match one:
-            case e.CheckpointChanged() if one.save.state is CheckpointState.WHOLE and one.save.number not in saves:
-                saves.add(one.save.number)
+            case e.CheckpointChanged() if (
+                one.save.state is CheckpointState.WHOLE and one.save.number not in checkpoints
+            ):
+                checkpoints.add(one.save.number)
                 yield Mark.CHECKPOINT, one.at, 0
             case e.FromNode(report=Exited(ordered=False, rank=rank, code=code)) if rank in rows and code != 0:
                 yield Mark.EXIT, one.at, rows[rank]

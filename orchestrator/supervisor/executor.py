@@ -174,10 +174,10 @@ class Executor:
             self._backend.keep_reachable(self._config(node))
 
     def _resume_checkpoint(self, node: str, resume: ResumePoint | None) -> Checkpoint | None:
-        save = self._checkpoint_tracker.checkpoints.get(resume.save) if resume is not None else None
-        if save is None or not self._is_remote(node):
-            return save
-        return self._checkpoint_tracker.copies.locate_on_host(save, node, str(self._job_folder(node).root))
+        checkpoint = self._checkpoint_tracker.checkpoints.get(resume.save) if resume is not None else None
+        if checkpoint is None or not self._is_remote(node):
+            return checkpoint
+        return self._checkpoint_tracker.copies.locate_on_host(checkpoint, node, str(self._job_folder(node).root))
 
     def _job_folder(self, node: str) -> JobDir:
         """Return the job's folder as the node sees it."""
@@ -191,10 +191,10 @@ class Executor:
 
     def _begin_send(self, node: str, order: orders.Prepare) -> bool:
         """Begin to copy the checkpoint of an attempt to a node; return whether it has to be copied."""
-        save = self._checkpoint_tracker.checkpoints.get(order.resume.save) if order.resume is not None else None
-        if save is None or not self._is_remote(node):
+        checkpoint = self._checkpoint_tracker.checkpoints.get(order.resume.save) if order.resume is not None else None
+        if checkpoint is None or not self._is_remote(node):
             return False
-        if not self._checkpoint_tracker.copies.send(save, node, str(self._job_folder(node).root)):
+        if not self._checkpoint_tracker.copies.send(checkpoint, node, str(self._job_folder(node).root)):
             return False
         self._sending[node] = order
         return True
@@ -245,8 +245,8 @@ class Executor:
                 failed.append(e.FromNode(now_s, node, reports.PrepareFailed(order.attempt, reason, "")))
             else:
                 self._prepare(node, order, gang, self._resume_checkpoint(node, order.resume))
-        for node, save in copies.discards:
-            self._connections.send(node, orders.Discard(save))
+        for node, checkpoint in copies.discards:
+            self._connections.send(node, orders.Discard(checkpoint))
         copies.discards.clear()
         return failed
 
@@ -277,14 +277,14 @@ class Executor:
         """Release connections and threads; agents stay."""
         self._backend.close()
 
-    def _prepare(self, node: str, order: orders.Prepare, gang: plan_types.Gang, save: Checkpoint | None) -> None:
+    def _prepare(self, node: str, order: orders.Prepare, gang: plan_types.Gang, checkpoint: Checkpoint | None) -> None:
         resume = order.resume
         if resume is not None and not any(name == node for name, _ in gang):
             return  # it has lost its place during the transfer
         if resume is not None and (located := self._resume_checkpoint(node, resume)) is not None:
             resume = dataclasses.replace(resume, path=located.path)
         full = translation.prepare_node(self._plan, node, order, gang, self._job_secrets)
-        full = dataclasses.replace(full, resume=resume, save=save)
+        full = dataclasses.replace(full, resume=resume, save=checkpoint)
         if self._plan.ssh is not None:
             torn = self._checkpoint_tracker.find_torn_on_host(node, order.attempt)
             full = dataclasses.replace(full, deep=self._checkpoint_tracker.deep, torn=torn)

@@ -138,7 +138,7 @@ def reason(facts: Facts, now: Now | None = None) -> str:
         return _queue_text(facts)
     if attempt.verdict is not None:
         return f"{attempt.verdict.kind.value}: {attempt.verdict.summary}{wait_texts.fence_text(facts, attempt, now)}{wait_texts.compare_text(facts)}"
-    coming = sorted(save.main for save in facts.checkpoints.values() if save.is_in_transit)
+    coming = sorted(checkpoint.main for checkpoint in facts.checkpoints.values() if checkpoint.is_in_transit)
     if coming and attempt.phase is Phase.STOP:
         return f"waiting for {', '.join(coming[:MISSING_SHOWN])} to be fetched"
     if asked := _user_request(facts, attempt):

@@ -26,7 +26,7 @@ def table(listed: Sequence[Json], job: str, folder: str) -> list[Line]:
     """Return a table of checkpoints, each with its note, and below it adoptable files. An arrow marks the one that the
     next attempt resumes from. `folder`: the job's."""
     checkpoints = [entry for entry in listed if entry["save"] is not None]
-    shown = [save for save in checkpoints if not _is_hidden(save, checkpoints)]
+    shown = [checkpoint for checkpoint in checkpoints if not _is_hidden(checkpoint, checkpoints)]
     lines: list[Line] = []
     if shown:
         head, *rows = columns([_row(one, folder) for one in shown], _HEADS)
@@ -38,7 +38,7 @@ def table(listed: Sequence[Json], job: str, folder: str) -> list[Line]:
         lines.append(line(Cell(text, "dim")))
     lines += _verified_lines(checkpoints)
     may_count = (CheckpointState.WHOLE.value, CheckpointState.OPEN.value)
-    if shown and not any(save["state"] in may_count for save in checkpoints):
+    if shown and not any(checkpoint["state"] in may_count for checkpoint in checkpoints):
         lines.append(line(Cell(f"{_PAD}a restart starts from the beginning", "yellow")))
     adoptable = [entry for entry in listed if entry["save"] is None]
     if adoptable:
@@ -85,9 +85,9 @@ def _note_lines(entry: Json) -> Iterator[Line]:
 def _verified_lines(checkpoints: Sequence[Json]) -> Iterator[Line]:
     """Yield what was read and verified now."""
     numbers_by_method: dict[str, list[int]] = {}
-    for save in checkpoints:
-        if save["whole"]:
-            numbers_by_method.setdefault(save["compared"], []).append(save["save"])
+    for checkpoint in checkpoints:
+        if checkpoint["whole"]:
+            numbers_by_method.setdefault(checkpoint["compared"], []).append(checkpoint["save"])
     for what, numbers in numbers_by_method.items():
         yield line(f"{_PAD}verified now by {what}: {ranks_text(numbers)}")
 
@@ -171,17 +171,17 @@ def end_lines(where: Json) -> list[Line]:
 
 def resume_lines(choice: ResumeChoice, folder: str) -> list[Line]:
     """Return what a resumed job starts from, why that is complete, and which newer checkpoints were skipped. `folder`: the job's."""
-    save = choice.checkpoint
-    if save is None:
+    checkpoint = choice.checkpoint
+    if checkpoint is None:
         lines = [_labelled("from", "the beginning: there is no checkpoint to resume from")]
     else:
-        known = step_text(save.step, save.step_source.value)
+        known = step_text(checkpoint.step, checkpoint.step_source.value)
         lines = [
-            _labelled("from", f"{_short_path(save.path, folder)}, {known}, checkpoint {save.number}"),
-            _labelled("", f"{_complete_text(save)}; its files are verified first"),
+            _labelled("from", f"{_short_path(checkpoint.path, folder)}, {known}, checkpoint {checkpoint.number}"),
+            _labelled("", f"{_complete_text(checkpoint)}; its files are verified first"),
         ]
-        if save.why:
-            lines.append(_labelled("", save.why))
+        if checkpoint.why:
+            lines.append(_labelled("", checkpoint.why))
     for loser in choice.skipped[:PASSED_SHOWN]:
         lines.append(_labelled("skipped", passed_text(loser.main, loser.step, loser.why)))
     more = len(choice.skipped) - PASSED_SHOWN
@@ -192,10 +192,10 @@ def _labelled(label: str, text: str) -> Line:
     return line(f"  {label:<8}{text}")
 
 
-def _complete_text(save: Checkpoint) -> str:
-    if save.state is CheckpointState.DISTRUSTED:
+def _complete_text(checkpoint: Checkpoint) -> str:
+    if checkpoint.state is CheckpointState.DISTRUSTED:
         return "chosen by you, although it is distrusted"
-    return f"complete: {save.closed_by.value}"
+    return f"complete: {checkpoint.closed_by.value}"
 
 
 def passed_text(main: str, number: int | None, why: str) -> str:

@@ -210,11 +210,11 @@ def _passed_texts(attempt: Json) -> list[str]:
 
 def _resume_lines(attempt: Json) -> Iterator[Line]:
     """Yield why the checkpoint of an attempt is complete, and which newer ones were skipped."""
-    if save := attempt.get("resumed_save"):
-        known = checkpoint_table.step_text(save.get("step", attempt["resumed_step"]), save["step_source"])
-        compared = f"; verified by {save['compared']}" if save["compared"] else ""
-        yield line(Cell(f"{_PAD * 2}checkpoint {save['save']}, {known}{compared}", "dim"))
-        yield from (line(Cell(f"{_PAD * 2}complete: {why}", "dim")) for why in filter(None, [save["closed_by"]]))
+    if checkpoint := attempt.get("resumed_save"):
+        known = checkpoint_table.step_text(checkpoint.get("step", attempt["resumed_step"]), checkpoint["step_source"])
+        compared = f"; verified by {checkpoint['compared']}" if checkpoint["compared"] else ""
+        yield line(Cell(f"{_PAD * 2}checkpoint {checkpoint['save']}, {known}{compared}", "dim"))
+        yield from (line(Cell(f"{_PAD * 2}complete: {why}", "dim")) for why in filter(None, [checkpoint["closed_by"]]))
     yield from (line(f"{_PAD * 2}skipped: ", Cell(loser, "yellow")) for loser in _passed_texts(attempt))
 
 

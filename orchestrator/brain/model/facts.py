@@ -284,8 +284,8 @@ class Facts:
     @property
     def checkpoint(self) -> ResumePoint | None:
         """The checkpoint of `choice`, as an attempt is given it."""
-        save = self.checkpoint_choice.checkpoint
-        return None if save is None else ResumePoint(save.path, save.step, save.number)
+        checkpoint = self.checkpoint_choice.checkpoint
+        return None if checkpoint is None else ResumePoint(checkpoint.path, checkpoint.step, checkpoint.number)
 
     @property
     def queue(self) -> QueueTerms | None:

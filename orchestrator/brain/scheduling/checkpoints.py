@@ -41,17 +41,19 @@ class UnloadableCheckpoint:
 
 def fold_checkpoint_changed(facts: Facts, news: e.CheckpointChanged) -> None:
     """Enter a checkpoint that is new or has changed."""
-    save, previous = news.save, facts.checkpoints.get(news.save.number)
-    facts.checkpoints[save.number] = save
+    checkpoint, previous = news.save, facts.checkpoints.get(news.save.number)
+    facts.checkpoints[checkpoint.number] = checkpoint
     _forget_oldest(facts)
     attempt = facts.attempt
-    if attempt is None or save.attempt != attempt.number:
+    if attempt is None or checkpoint.attempt != attempt.number:
         return
     _distrust_unsound(facts, attempt)
     _note_progress(facts, attempt)
-    is_new = save.state is CheckpointState.WHOLE and (previous is None or previous.state is not CheckpointState.WHOLE)
-    if is_new and save.stated is not None and save.steps:
-        _compare_steps(attempt, save)
+    is_new = checkpoint.state is CheckpointState.WHOLE and (
+        previous is None or previous.state is not CheckpointState.WHOLE
+    )
+    if is_new and checkpoint.stated is not None and checkpoint.steps:
+        _compare_steps(attempt, checkpoint)
 
 
 def fold_resumed_elsewhere(facts: Facts, news: e.ResumedElsewhere) -> None:
@@ -68,13 +70,13 @@ def fold_checkpoint_read(facts: Facts, news: e.CheckpointRead) -> None:
     attempt = facts.attempt
     if attempt is None or attempt.number != news.attempt:
         return
-    given, save = attempt.resume.save if attempt.resume is not None else 0, facts.checkpoints.get(news.save)
+    given, checkpoint = attempt.resume.save if attempt.resume is not None else 0, facts.checkpoints.get(news.save)
     if news.save == given:
         attempt.began_from_checkpoint = given > 0
     else:
-        step = save.step if save is not None else None
+        step = checkpoint.step if checkpoint is not None else None
         attempt.actual_resume = ActualResume(
-            step or 0, save.main if save is not None else "", checkpoint_read=news.save
+            step or 0, checkpoint.main if checkpoint is not None else "", checkpoint_read=news.save
         )
         attempt.began_from_checkpoint = False
     _note_progress(facts, attempt)
@@ -104,23 +106,23 @@ def restore_trust(facts: Facts) -> None:
 
 def find_unloadable(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict | None) -> UnloadableCheckpoint | None:
     """Return the checkpoint that the attempt could not resume from, if there is another one to go back to."""
-    save = facts.checkpoints.get(attempt.resume.save) if attempt.resume else None
+    checkpoint = facts.checkpoints.get(attempt.resume.save) if attempt.resume else None
     kinds = (d.VerdictKind.CRASH, d.VerdictKind.OOM, d.VerdictKind.LAUNCH)
     is_own_failure = verdict is not None and verdict.kind in kinds and verdict.retry
-    if save is None or verdict is None or not is_own_failure or facts.steps_made:
+    if checkpoint is None or verdict is None or not is_own_failure or facts.steps_made:
         return None
-    if save.state is not CheckpointState.WHOLE or not _has_another(facts, save):
+    if checkpoint.state is not CheckpointState.WHOLE or not _has_another(facts, checkpoint):
         return None
     for node in facts.nodes.values():
-        if node.setup_failure is not None and node.setup_failure.save == save.number:
+        if node.setup_failure is not None and node.setup_failure.save == checkpoint.number:
             why = f"it was incomplete on {node.name} in attempt {attempt.number}"
-            return UnloadableCheckpoint(save, why, is_certain=True)
+            return UnloadableCheckpoint(checkpoint, why, is_certain=True)
     for number in verdict.ranks:
         failure = facts.ranks[number].failure if number in facts.ranks else None
         is_bad = verdict.kind is d.VerdictKind.CRASH  # a lack of memory is not the fault of the checkpoint
-        if failure is not None and failure.loading and is_bad and _is_file_of(save, failure.loading):
+        if failure is not None and failure.loading and is_bad and _is_file_of(checkpoint, failure.loading):
             why = f"rank {number} could not load it in attempt {attempt.number}: {failure.type}"
-            return UnloadableCheckpoint(save, why, is_certain=True)
+            return UnloadableCheckpoint(checkpoint, why, is_certain=True)
     last = (
         facts.past_attempts[-1]
         if facts.past_attempts and facts.past_attempts[-1].number > facts.resumed_after
@@ -133,11 +135,11 @@ def find_unloadable(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict | No
         or last.verdict.signature != verdict.signature
     ):
         return None
-    is_same = last.attempt.resume is not None and last.attempt.resume.save == save.number
+    is_same = last.attempt.resume is not None and last.attempt.resume.save == checkpoint.number
     if not is_same or last.attempt.own_steps_at_failure:
         return None
     why = f"attempts {last.number} and {attempt.number} failed in the same way before their first step from it"
-    return UnloadableCheckpoint(save, why, is_certain=False)
+    return UnloadableCheckpoint(checkpoint, why, is_certain=False)
 
 
 def needs_deep_compare(facts: Facts, attempt: AttemptFacts) -> bool:
@@ -162,12 +164,12 @@ def no_attempt_reason(facts: Facts) -> str:
         )
         fix = "resume from the newest with orch resume, or choose another with --from"
         return f"it was to resume from {what}, which is no longer complete: {fix}"
-    save = choice.world_size_mismatch
-    if save is None:
+    checkpoint = choice.world_size_mismatch
+    if checkpoint is None:
         return ""
     return (
-        f"{save.main} has files of each of the {save.world_size} ranks that saved it, and there are {len(facts.ranks)}: "
-        f"use {save.world_size} ranks, or resume from another checkpoint"
+        f"{checkpoint.main} has files of each of the {checkpoint.world_size} ranks that saved it, and there are {len(facts.ranks)}: "
+        f"use {checkpoint.world_size} ranks, or resume from another checkpoint"
     )
 
 
@@ -188,36 +190,36 @@ def ignored_checkpoint_text(attempt: AttemptFacts) -> str:
     return f"{IGNORED_CHECKPOINT} {attempt.resume.path}: {observation} ({IGNORED_CHECKPOINT_HINT})"
 
 
-def _is_file_of(save: Checkpoint, path: str) -> bool:
-    return f"{path.rstrip('/')}/".endswith(f"/{save.main}/") or f"/{save.main}/" in path
+def _is_file_of(checkpoint: Checkpoint, path: str) -> bool:
+    return f"{path.rstrip('/')}/".endswith(f"/{checkpoint.main}/") or f"/{checkpoint.main}/" in path
 
 
-def _has_another(facts: Facts, save: Checkpoint) -> bool:
-    others = [other for other in facts.checkpoints.values() if other.number != save.number]
+def _has_another(facts: Facts, checkpoint: Checkpoint) -> bool:
+    others = [other for other in facts.checkpoints.values() if other.number != checkpoint.number]
     return choose_checkpoint(others, len(facts.ranks), facts.resume_override).checkpoint is not None
 
 
 def _note_progress(facts: Facts, attempt: AttemptFacts) -> None:
     attempt.wrote_newer_checkpoint = any(
-        save.attempt == attempt.number
-        and save.state is CheckpointState.WHOLE
-        and save.content is not Content.OTHER
-        and (save.step or 0) > attempt.base_step
-        for save in facts.checkpoints.values()
+        checkpoint.attempt == attempt.number
+        and checkpoint.state is CheckpointState.WHOLE
+        and checkpoint.content is not Content.OTHER
+        and (checkpoint.step or 0) > attempt.base_step
+        for checkpoint in facts.checkpoints.values()
     )
 
 
-def _compare_steps(attempt: AttemptFacts, save: Checkpoint) -> None:
+def _compare_steps(attempt: AttemptFacts, checkpoint: Checkpoint) -> None:
     """Note that the step in a checkpoint proves that its attempt resumed, or how far it is from the counted step."""
-    assert save.stated is not None
-    counted = attempt.call_step + save.steps
-    difference = abs(save.stated - counted)
+    assert checkpoint.stated is not None
+    counted = attempt.call_step + checkpoint.steps
+    difference = abs(checkpoint.stated - counted)
     if difference <= NEAR_STEPS and attempt.base_step > 2 * NEAR_STEPS and attempt.actual_resume is None:
         attempt.began_from_checkpoint = True
-    is_far = difference >= max(STEP_MISMATCH_MIN, STEP_MISMATCH_SHARE * max(save.stated, counted))
-    if is_far and save.step_source is StepSource.STATED:
+    is_far = difference >= max(STEP_MISMATCH_MIN, STEP_MISMATCH_SHARE * max(checkpoint.stated, counted))
+    if is_far and checkpoint.step_source is StepSource.STATED:
         attempt.step_mismatch = (
-            f"{save.main} says step {save.stated:,}, orch counted {counted:,}: the checkpoint's step is used; "
+            f"{checkpoint.main} says step {checkpoint.stated:,}, orch counted {counted:,}: the checkpoint's step is used; "
             "orch counts steps of the optimizer"
         )
 
@@ -233,12 +235,14 @@ def _distrust_unsound(facts: Facts, attempt: AttemptFacts) -> None:
         why = f"ranks ran different collectives from step {sound + 1:,} on"
     else:
         return
-    for save in list(facts.checkpoints.values()):
-        is_suspect = save.attempt == attempt.number or attempt.sound_step is not None
-        if not is_suspect or save.step is None or save.state is not CheckpointState.WHOLE:
+    for checkpoint in list(facts.checkpoints.values()):
+        is_suspect = checkpoint.attempt == attempt.number or attempt.sound_step is not None
+        if not is_suspect or checkpoint.step is None or checkpoint.state is not CheckpointState.WHOLE:
             continue
-        if save.step > sound - (0 if save.step_source is StepSource.STATED else near):
-            facts.checkpoints[save.number] = dataclasses.replace(save, state=CheckpointState.DISTRUSTED, why=why)
+        if checkpoint.step > sound - (0 if checkpoint.step_source is StepSource.STATED else near):
+            facts.checkpoints[checkpoint.number] = dataclasses.replace(
+                checkpoint, state=CheckpointState.DISTRUSTED, why=why
+            )
 
 
 def _forget_oldest(facts: Facts) -> None:
@@ -247,7 +251,11 @@ def _forget_oldest(facts: Facts) -> None:
     override = facts.resume_override.save if facts.resume_override is not None else 0
     in_order = sorted(
         facts.checkpoints.values(),
-        key=lambda save: (save.number == override, save.state is CheckpointState.WHOLE, save.number),
+        key=lambda checkpoint: (
+            checkpoint.number == override,
+            checkpoint.state is CheckpointState.WHOLE,
+            checkpoint.number,
+        ),
     )
-    for save in in_order[: len(facts.checkpoints) - CHECKPOINTS_MAX]:
-        del facts.checkpoints[save.number]
+    for checkpoint in in_order[: len(facts.checkpoints) - CHECKPOINTS_MAX]:
+        del facts.checkpoints[checkpoint.number]

@@ -30,8 +30,8 @@ def mark_repeated(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verd
         verdict = dataclasses.replace(verdict, proof=(Evidence(ignored), *verdict.proof))
     earlier = [past for past in facts.past_attempts if past.number > facts.resumed_after]
     if earlier and _fails_loading_any(facts, earlier[-1], attempt, verdict):
-        saves = " and ".join(one.resume.path for one in (earlier[-1].attempt, attempt) if one.resume)
-        what = f"the same failure from {saves}: the cause is not the files, but {verdict.signature.frame}"
+        checkpoints = " and ".join(one.resume.path for one in (earlier[-1].attempt, attempt) if one.resume)
+        what = f"the same failure from {checkpoints}: the cause is not the files, but {verdict.signature.frame}"
         return _no_progress_verdict(verdict, what, earlier[-1])
     if (bad_checkpoint := find_unloadable(facts, attempt, verdict)) is not None:
         given_up = f"{bad_checkpoint.save.main} is distrusted, an older checkpoint is used: {bad_checkpoint.why}"
@@ -53,13 +53,13 @@ def mark_repeated(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verd
 def _fails_loading_any(facts: Facts, past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> bool:
     """Return whether the previous attempt has raised the same at the same line, from another checkpoint, and neither has got any
     further: then the code that loads them is the cause."""
-    saves = past.attempt.resume, attempt.resume
+    checkpoints = past.attempt.resume, attempt.resume
     is_alike = past.verdict is not None and past.verdict.signature == verdict.signature
     is_raised = verdict.signature.cause is FailureCause.EXCEPTION and verdict.signature.frame is not None
     has_advanced = (
         past.attempt.own_steps_at_failure or past.has_progressed or facts.steps_made or facts.has_progressed()
     )
-    return is_alike and is_raised and None not in saves and saves[0] != saves[1] and not has_advanced
+    return is_alike and is_raised and None not in checkpoints and checkpoints[0] != checkpoints[1] and not has_advanced
 
 
 def _is_same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> bool:

@@ -58,8 +58,16 @@ def waits_for_checkpoint(facts: Facts, attempt: AttemptFacts, deadlines: Deadlin
     """Return whether what follows may depend on a checkpoint that is still being fetched."""
     limit_s = FETCH_CANCELLED_S_MAX if facts.goal is JobGoal.CANCEL else FETCH_S_MAX
     since_s = max(attempt.stop_at or 0.0, attempt.watched_at)
-    coming = [save for save in facts.checkpoints.values() if save.is_in_transit and save.attempt == attempt.number]
-    sending = [save for save in coming if all(_may_send(facts, place.host, deadlines) for place in save.locations)]
+    coming = [
+        checkpoint
+        for checkpoint in facts.checkpoints.values()
+        if checkpoint.is_in_transit and checkpoint.attempt == attempt.number
+    ]
+    sending = [
+        checkpoint
+        for checkpoint in coming
+        if all(_may_send(facts, place.host, deadlines) for place in checkpoint.locations)
+    ]
     return bool(sending) and not deadlines.passed(since_s + limit_s)
 
 

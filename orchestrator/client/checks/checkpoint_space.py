@@ -18,10 +18,10 @@ def last_bytes(plan: Plan, environ: Mapping[str, str]) -> int:
     named = [job for job in home.list_jobs(home.job_home(environ)) if home.name_of(job.id) == plan.name]
     for job in reversed(named[-JOBS_READ_MAX:]):
         try:
-            saves, _ = ledger.read(job.root, job.ledger)
+            checkpoints, _ = ledger.read(job.root, job.ledger)
         except OSError:
             continue
-        sized = [save for save in saves.values() if save.size_bytes]
+        sized = [checkpoint for checkpoint in checkpoints.values() if checkpoint.size_bytes]
         if sized:
-            return max(sized, key=lambda save: save.number).size_bytes
+            return max(sized, key=lambda checkpoint: checkpoint.number).size_bytes
     return UNKNOWN

@@ -78,7 +78,9 @@ class Ledger:
         self._root = job_root
         self._file = file
         self.checkpoints, self.faults = read(job_root, file)
-        self._written: dict[int, codec.Json] = {number: self._packed(save) for number, save in self.checkpoints.items()}
+        self._written: dict[int, codec.Json] = {
+            number: self._packed(checkpoint) for number, checkpoint in self.checkpoints.items()
+        }
         self._dirty: dict[int, None] = {}
         self._reported_fault = ""
         if file.exists() and file.stat().st_size > COMPACT_BYTES:
@@ -148,11 +150,11 @@ class Ledger:
             sync_folder(self._file.parent)
 
     def _compact(self) -> None:
-        ended = [number for number, save in self.checkpoints.items() if save.state in ENDED_STATES]
+        ended = [number for number, checkpoint in self.checkpoints.items() if checkpoint.state in ENDED_STATES]
         forgotten = set(ended[:-ENDED_MAX])
-        checkpoints = {number: save for number, save in self.checkpoints.items() if number not in forgotten}
+        checkpoints = {number: checkpoint for number, checkpoint in self.checkpoints.items() if number not in forgotten}
         checkpoints |= {number: dataclasses.replace(checkpoints[number], files=()) for number in ended[-ENDED_MAX:]}
-        written = {number: self._packed(save) for number, save in checkpoints.items()}
+        written = {number: self._packed(checkpoint) for number, checkpoint in checkpoints.items()}
         replace_text(self._file, "".join(json.dumps(packed) + "\n" for packed in written.values()))
         self.checkpoints, self._written = checkpoints, written
 

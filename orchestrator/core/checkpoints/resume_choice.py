@@ -118,10 +118,16 @@ def choose_checkpoint(
 def _prefer_named_path(checkpoints: list[Checkpoint], override: ResumeOverride | None) -> list[Checkpoint]:
     """Return the checkpoints at `checkpoint.path`, if one of them can be resumed from, and the one that a person has
     named; else all."""
-    named = [save for save in checkpoints if save.is_named or (override is not None and save.number == override.save)]
+    named = [
+        checkpoint
+        for checkpoint in checkpoints
+        if checkpoint.is_named or (override is not None and checkpoint.number == override.save)
+    ]
     is_usable = any(
-        save.state in OVERRIDE_STATES and save.is_candidate and (override is None or save.number != override.save)
-        for save in named
+        checkpoint.state in OVERRIDE_STATES
+        and checkpoint.is_candidate
+        and (override is None or checkpoint.number != override.save)
+        for checkpoint in named
     )
     return named if is_usable else checkpoints
 

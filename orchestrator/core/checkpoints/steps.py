@@ -50,10 +50,10 @@ def _group_stating_checkpoints(checkpoints: Iterable[Checkpoint]) -> dict[int, l
 def _are_single(checkpoints: Collection[Checkpoint]) -> bool:
     """Tell whether one stated step is one counted step: each attempt made as many of both from its first checkpoint to its
     last, the first attempt from 0."""
-    first = min(save.attempt for save in checkpoints)
+    first = min(checkpoint.attempt for checkpoint in checkpoints)
     drifts: list[int] = []
     for attempt, own in _group_stating_checkpoints(checkpoints).items():
-        ends = [(save.stated or 0) - save.steps for save in own]
+        ends = [(checkpoint.stated or 0) - checkpoint.steps for checkpoint in own]
         ends = [0, *ends] if attempt == first > 0 else ends
         drifts += [ends[-1] - ends[0]] if len(ends) > 1 else []
     return bool(drifts) and all(abs(drift) <= NEAR_STEPS for drift in drifts)

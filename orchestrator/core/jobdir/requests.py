@@ -131,6 +131,6 @@ def _read(path: Path) -> JobRequest | None:
         cause = AllocationEndCause(data.get("cause"))
     except ValueError:
         cause = AllocationEndCause.FAILED
-    action, save, allocation, why = (str(data.get(key, "")) for key in ("ask", "save", "allocation", "why"))
-    number = int(save) if save.isascii() and save.isdecimal() and len(save) < 10 else 0
+    action, checkpoint, allocation, why = (str(data.get(key, "")) for key in ("ask", "save", "allocation", "why"))
+    number = int(checkpoint) if checkpoint.isascii() and checkpoint.isdecimal() and len(checkpoint) < 10 else 0
     return JobRequest(number_of(path), action, written_s, number, allocation, cause, why)

@@ -69,33 +69,33 @@ class CheckpointCopies:
             _put_back(stage, job.code if stage.name.endswith(FROM_START) else self._root)
         shutil.rmtree(self._root / INCOMING, ignore_errors=True)
 
-    def fetch(self, save: Checkpoint) -> None:
+    def fetch(self, checkpoint: Checkpoint) -> None:
         """Begin to fetch a checkpoint, unless it is being fetched, or nothing is copied: a resume may have changed `checkpoint.path`."""
-        if self._copier is None or save.number in self._fetches:
+        if self._copier is None or checkpoint.number in self._fetches:
             return
-        fetch = self._fetches[save.number] = _Fetch(save)
-        for place in save.locations:
+        fetch = self._fetches[checkpoint.number] = _Fetch(checkpoint)
+        for place in checkpoint.locations:
             if place.host:
-                pieces = tuple(piece for piece in save.files if piece.name in place.names)
-                names, key = tuple(piece.name for piece in pieces), f"fetch {save.number} {place.host}"
-                stage = self._staging_folder(save)
+                pieces = tuple(piece for piece in checkpoint.files if piece.name in place.names)
+                names, key = tuple(piece.name for piece in pieces), f"fetch {checkpoint.number} {place.host}"
+                stage = self._staging_folder(checkpoint)
                 copy = Copy(key, place.host, Direction.FETCH, place.root, stage, names, pieces)
                 fetch.copies[key] = copy
                 self._copier.copy(copy)
         if len(self._fetches) > INCOMING_MAX:
             self._give_up(min(self._fetches), f"more than {INCOMING_MAX} are being fetched at once")
 
-    def fetch_unhashed(self, saves: Iterable[Checkpoint], attempt: int) -> None:
+    def fetch_unhashed(self, checkpoints: Iterable[Checkpoint], attempt: int) -> None:
         """Fetch checkpoints that will not be hashed any more, since their attempt is over; their format verifies them."""
-        for save in saves:
-            if save.is_in_transit and save.attempt == attempt:
-                self.fetch(save)
+        for checkpoint in checkpoints:
+            if checkpoint.is_in_transit and checkpoint.attempt == attempt:
+                self.fetch(checkpoint)
 
-    def is_overwritten(self, save: Checkpoint, part: HostPart) -> bool:
+    def is_overwritten(self, checkpoint: Checkpoint, part: HostPart) -> bool:
         """Return whether a checkpoint that waits to be hashed cannot be fetched any more, since its host has overwritten it."""
         names = {piece.name for piece in part.files}
-        is_waiting = save.is_in_transit and save.number not in self._fetches
-        return is_waiting and not names.isdisjoint(piece.name for piece in save.files)
+        is_waiting = checkpoint.is_in_transit and checkpoint.number not in self._fetches
+        return is_waiting and not names.isdisjoint(piece.name for piece in checkpoint.files)
 
     def take_fetched(self) -> list[tuple[int, str]]:
         """Return the checkpoints that were fetched since the last call, or could not be, with the reason."""
@@ -155,36 +155,38 @@ class CheckpointCopies:
                 self._copier.drop(key)
             shutil.rmtree(self._staging_folder(fetch.save), ignore_errors=True)
 
-    def _local_folder(self, save: Checkpoint) -> Path:
+    def _local_folder(self, checkpoint: Checkpoint) -> Path:
         """Return the local folder of a checkpoint."""
-        return self._root if save.is_named else self._job.code
+        return self._root if checkpoint.is_named else self._job.code
 
-    def _staging_folder(self, save: Checkpoint) -> Path:
+    def _staging_folder(self, checkpoint: Checkpoint) -> Path:
         """Return the staging folder of a checkpoint."""
-        return self._root / INCOMING / f"{save.number}{'' if save.is_named else FROM_START}"
+        return self._root / INCOMING / f"{checkpoint.number}{'' if checkpoint.is_named else FROM_START}"
 
-    def _host_folder(self, save: Checkpoint, host_root: str) -> str:
+    def _host_folder(self, checkpoint: Checkpoint, host_root: str) -> str:
         """Return the folder of a checkpoint on a host."""
-        return f"{host_root}/{self._folder if save.is_named else self._job.code.name}"
+        return f"{host_root}/{self._folder if checkpoint.is_named else self._job.code.name}"
 
     # To hosts
 
-    def send(self, save: Checkpoint, node: str, host_root: str) -> bool:
+    def send(self, checkpoint: Checkpoint, node: str, host_root: str) -> bool:
         """Begin to send a checkpoint to a host; False if nothing is to be sent, since hosts see its folder. Files that are there
         already are not sent again."""
-        root = Path(save.locations[0].root)
+        root = Path(checkpoint.locations[0].root)
         if self._copier is None or not self._needs_sending(root):
             return False
         sending = self._sends.get(node)
-        if sending is not None and sending[0].number == save.number:
+        if sending is not None and sending[0].number == checkpoint.number:
             return True
         self.end_sends(node)
         self._count += 1
-        names = tuple(piece.name for piece in save.files)
-        names_on_host = next((place.names for place in save.locations if place.host == node), ())
-        target = self._host_folder(save, host_root)
-        copy = Copy(f"send {self._count} {node}", node, Direction.SEND, target, root, names, save.files, names_on_host)
-        self._sends[node] = (save, copy)
+        names = tuple(piece.name for piece in checkpoint.files)
+        names_on_host = next((place.names for place in checkpoint.locations if place.host == node), ())
+        target = self._host_folder(checkpoint, host_root)
+        copy = Copy(
+            f"send {self._count} {node}", node, Direction.SEND, target, root, names, checkpoint.files, names_on_host
+        )
+        self._sends[node] = (checkpoint, copy)
         self._copier.copy(copy)
         return True
 
@@ -202,16 +204,20 @@ class CheckpointCopies:
         shared disk."""
         return root.is_relative_to(self._job.root)
 
-    def locate_on_host(self, save: Checkpoint, node: str, host_root: str) -> Checkpoint:
+    def locate_on_host(self, checkpoint: Checkpoint, node: str, host_root: str) -> Checkpoint:
         """Return a checkpoint of the job folder as it is on a host to which it was sent."""
-        if self._copier is None or not self._needs_sending(Path(save.locations[0].root)):
-            return save
-        place = FileLocation(node, self._host_folder(save, host_root), tuple(piece.name for piece in save.files))
-        return dataclasses.replace(save, locations=(place,))
+        if self._copier is None or not self._needs_sending(Path(checkpoint.locations[0].root)):
+            return checkpoint
+        place = FileLocation(
+            node, self._host_folder(checkpoint, host_root), tuple(piece.name for piece in checkpoint.files)
+        )
+        return dataclasses.replace(checkpoint, locations=(place,))
 
-    def discard(self, save: Checkpoint) -> None:
+    def discard(self, checkpoint: Checkpoint) -> None:
         """Have a pruned checkpoint deleted on the hosts that wrote it."""
-        host_checkpoints = [(place.host, restrict_to_host(save, place.host)) for place in save.locations if place.host]
+        host_checkpoints = [
+            (place.host, restrict_to_host(checkpoint, place.host)) for place in checkpoint.locations if place.host
+        ]
         self.discards += [(host, own) for host, own in host_checkpoints if own is not None]
 
     def list_transfers(self) -> list[TransferStatus]:
@@ -220,22 +226,22 @@ class CheckpointCopies:
         fetches = [(fetch.save, copy) for fetch in self._fetches.values() for copy in fetch.copies.values()]
         return [
             TransferStatus(
-                name=save.main,
+                name=checkpoint.main,
                 node=copy.node,
                 direction=copy.direction.value,
-                bytes=sum(piece.size_bytes for piece in save.files if piece.name in copy.names),
+                bytes=sum(piece.size_bytes for piece in checkpoint.files if piece.name in copy.names),
                 done_bytes=done_bytes.get(copy.key),
             )
-            for save, copy in [*fetches, *self._sends.values()]
+            for checkpoint, copy in [*fetches, *self._sends.values()]
         ]
 
 
-def install(save: Checkpoint, root: Path, stage: Path) -> None:
+def install(checkpoint: Checkpoint, root: Path, stage: Path) -> None:
     """Move a staged checkpoint into its place, durably; it replaces what was there. Raises OSError."""
     old = stage / OLD
-    names = [piece.name for piece in save.files if (stage / piece.name).exists()]
-    is_folder = len(names) == len(save.files) and save.main != "." and (stage / save.main).is_dir()
-    for name in [save.main] if is_folder else names:
+    names = [piece.name for piece in checkpoint.files if (stage / piece.name).exists()]
+    is_folder = len(names) == len(checkpoint.files) and checkpoint.main != "." and (stage / checkpoint.main).is_dir()
+    for name in [checkpoint.main] if is_folder else names:
         goal = root / name
         goal.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(goal):
@@ -256,9 +262,9 @@ def _put_back(stage: Path, root: Path) -> None:
                 path.rename(goal)
 
 
-def shares_files(save: Checkpoint, other: Checkpoint) -> bool:
+def shares_files(checkpoint: Checkpoint, other: Checkpoint) -> bool:
     """Return whether two checkpoints have a file of the same name in one folder."""
-    return save.base_folder == other.base_folder and not {piece.name for piece in save.files}.isdisjoint(
+    return checkpoint.base_folder == other.base_folder and not {piece.name for piece in checkpoint.files}.isdisjoint(
         piece.name for piece in other.files
     )
 
@@ -292,10 +298,10 @@ def is_safe_name(name: str) -> bool:
     return fits and b"\0" not in raw and not {"", ".", ".."} & set(parts) and parts[0] not in (INCOMING, OLD)
 
 
-def restrict_to_host(save: Checkpoint, node: str) -> Checkpoint | None:
+def restrict_to_host(checkpoint: Checkpoint, node: str) -> Checkpoint | None:
     """Return a checkpoint as it is on a host, None if no file of it is there."""
-    place = next((place for place in save.locations if place.host == node), None)
+    place = next((place for place in checkpoint.locations if place.host == node), None)
     if place is None:
         return None
-    pieces = tuple(piece for piece in save.files if piece.name in place.names)
-    return dataclasses.replace(save, files=pieces, locations=(place,))
+    pieces = tuple(piece for piece in checkpoint.files if piece.name in place.names)
+    return dataclasses.replace(checkpoint, files=pieces, locations=(place,))

@@ -49,20 +49,26 @@ class LocalCheckpointFolders:
         self._is_ssh = plan.ssh is not None
         self._is_named_by_hosts = Path(plan.checkpoint_glob).is_absolute()
 
-    def is_copied(self, save: Checkpoint) -> bool:
+    def is_copied(self, checkpoint: Checkpoint) -> bool:
         """Return whether checkpoints like this one are fetched from hosts that do not see the job folder; those at an absolute path
         are not, since hosts are taken to share it."""
-        return self._is_ssh and (not self._is_named_by_hosts if save.is_named else save.base_folder == START_PREFIX)
+        return self._is_ssh and (
+            not self._is_named_by_hosts if checkpoint.is_named else checkpoint.base_folder == START_PREFIX
+        )
 
-    def is_on_host_disk(self, save: Checkpoint) -> bool:
+    def is_on_host_disk(self, checkpoint: Checkpoint) -> bool:
         """Return whether a checkpoint is on a disk that hosts see and this machine does not."""
-        return self._is_ssh and not self.is_copied(save) and not os.path.lexists(self.folder(save) / save.main)
+        return (
+            self._is_ssh
+            and not self.is_copied(checkpoint)
+            and not os.path.lexists(self.folder(checkpoint) / checkpoint.main)
+        )
 
-    def folder(self, save: Checkpoint) -> Path:
+    def folder(self, checkpoint: Checkpoint) -> Path:
         """Return the folder that the names of a checkpoint are relative to."""
-        if save.is_named:
+        if checkpoint.is_named:
             return self.checkpoint_folder
-        return self.job.code if save.base_folder == START_PREFIX else Path(save.base_folder)
+        return self.job.code if checkpoint.base_folder == START_PREFIX else Path(checkpoint.base_folder)
 
     def stated_step(self, name: str) -> int:
         """Return the step in a file, in its name, or in that of its folder; `name`: as an agent reports it; 0 for none."""
@@ -81,48 +87,52 @@ class LocalCheckpointFolders:
         own = str(path.relative_to(self._pattern_folder)) if path.is_relative_to(self._pattern_folder) else None
         return path if own is None or not tree.matches_glob(own, self._glob) else self.checkpoint_folder / own
 
-    def is_in_place(self, save: Checkpoint) -> bool:
+    def is_in_place(self, checkpoint: Checkpoint) -> bool:
         """Return whether a checkpoint is in its folder on this machine."""
-        return bool(save.locations) and not save.locations[0].host and save.locations[0].root == str(self.folder(save))
+        return (
+            bool(checkpoint.locations)
+            and not checkpoint.locations[0].host
+            and checkpoint.locations[0].root == str(self.folder(checkpoint))
+        )
 
-    def is_in_job_folder(self, save: Checkpoint) -> bool:
+    def is_in_job_folder(self, checkpoint: Checkpoint) -> bool:
         """Return whether a checkpoint is in the job's own folder, also if links are followed."""
-        path = os.path.realpath(self.folder(save) / save.main)
+        path = os.path.realpath(self.folder(checkpoint) / checkpoint.main)
         return Path(path).is_relative_to(os.path.realpath(self.job.root))
 
 
 def check_before_attempt(
     homes: LocalCheckpointFolders,
-    save: Checkpoint | None,
+    checkpoint: Checkpoint | None,
     kept: Path,
-    saves: Iterable[Checkpoint],
+    checkpoints: Iterable[Checkpoint],
     order: d.CompareCheckpoint,
 ) -> PreAttemptCheck:
-    """Move torn checkpoints of `saves` away, except for files of the unchanged checkpoint `save`, and compare that one; if it is
+    """Move torn checkpoints of `checkpoints` away, except for files of the unchanged checkpoint `checkpoint`, and compare that one; if it is
     not in its place, use its kept copy, and put that back if its place is free."""
-    comparison = disk.compare(save, deep=order.deep) if save is not None else None
+    comparison = disk.compare(checkpoint, deep=order.deep) if checkpoint is not None else None
     is_whole = comparison is not None and (not comparison.fault or comparison.is_unsure)
-    unchanged = save if save is not None and is_whole and homes.is_in_place(save) else None
+    unchanged = checkpoint if checkpoint is not None and is_whole and homes.is_in_place(checkpoint) else None
     moved = {
         one.number: disk.quarantine(homes.folder(one), one)
-        for one in find_movable(saves, order.attempt, homes)
+        for one in find_movable(checkpoints, order.attempt, homes)
         if unchanged is None or not shares_files(unchanged, one)
     }
     if unchanged is not None and homes.is_in_job_folder(unchanged):
         moved[EMPTY_CHECKPOINT] = disk.quarantine_unfinished(homes.folder(unchanged), unchanged, order.attempt)
-    if save is None or comparison is None:
+    if checkpoint is None or comparison is None:
         return PreAttemptCheck(None, (), moved)
     if not comparison.fault or not kept.is_dir():
-        return PreAttemptCheck(comparison, save.locations, moved)
+        return PreAttemptCheck(comparison, checkpoint.locations, moved)
     place = FileLocation("", str(kept))
-    kept_comparison = disk.compare(dataclasses.replace(save, locations=(place,)), deep=order.deep)
+    kept_comparison = disk.compare(dataclasses.replace(checkpoint, locations=(place,)), deep=order.deep)
     if kept_comparison.fault:
-        return PreAttemptCheck(comparison, save.locations, moved)
+        return PreAttemptCheck(comparison, checkpoint.locations, moved)
     try:
-        is_back = disk.restore(save, kept, Path(save.locations[0].root))
+        is_back = disk.restore(checkpoint, kept, Path(checkpoint.locations[0].root))
     except OSError:
         is_back = False
-    return PreAttemptCheck(kept_comparison, save.locations if is_back else (place, *save.locations), moved)
+    return PreAttemptCheck(kept_comparison, checkpoint.locations if is_back else (place, *checkpoint.locations), moved)
 
 
 class DiskThread:
@@ -165,33 +175,33 @@ class RetentionPolicy:
         """Return the folder of a kept copy, if there is one."""
         return self._folder / str(number)
 
-    def keep(self, save: Checkpoint) -> None:
+    def keep(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint; once it is kept, older copies are deleted. One that is written only once and is on another disk is not
         copied."""
-        root = self._homes.folder(save)
+        root = self._homes.folder(checkpoint)
         try:
-            stats = {piece.name: (root / piece.name).stat() for piece in save.files}
+            stats = {piece.name: (root / piece.name).stat() for piece in checkpoint.files}
             is_near = all(one.st_dev == self._folder.parent.stat().st_dev for one in stats.values())
         except OSError:
             return
-        if not save.is_named and not save.is_overwritten and not is_near:
+        if not checkpoint.is_named and not checkpoint.is_overwritten and not is_near:
             return
         inodes = {name: one.st_ino for name, one in stats.items()}
         # If a script renames new files into place, our links keep the old ones; in an earlier attempt orch may have renamed them.
-        previous_inodes = self._inodes.get((save.key, save.attempt), {})
-        copies = save.is_overwritten and any(
+        previous_inodes = self._inodes.get((checkpoint.key, checkpoint.attempt), {})
+        copies = checkpoint.is_overwritten and any(
             previous_inodes.get(name, inode) == inode for name, inode in inodes.items()
         )
-        self._inodes = {(save.key, save.attempt): inodes}
+        self._inodes = {(checkpoint.key, checkpoint.attempt): inodes}
 
         def keep() -> bool:
             """Return whether the disk is full."""
             try:
-                older = self._list_kept(save.number)
-                place = self.kept_folder(save.number)
-                is_kept = all(disk.matches_record(place, piece) for piece in save.files)
-                if is_kept or disk.keep_copy(save, place, copies=copies, older=older):
-                    self._delete_before(save.number)
+                older = self._list_kept(checkpoint.number)
+                place = self.kept_folder(checkpoint.number)
+                is_kept = all(disk.matches_record(place, piece) for piece in checkpoint.files)
+                if is_kept or disk.keep_copy(checkpoint, place, copies=copies, older=older):
+                    self._delete_before(checkpoint.number)
             except OSError as err:
                 return full_disk.is_full(err)  # else it is written again
             return False
@@ -200,17 +210,20 @@ class RetentionPolicy:
             if is_full and not self._is_noted:
                 self._is_noted = True
                 what = "is not kept: the disk is too full, and a script that dies while it overwrites it loses it"
-                self._notes.append(f"{save.main} {what}")
+                self._notes.append(f"{checkpoint.main} {what}")
 
         self._thread.submit(keep, note_full_disk)
 
-    def copy(self, save: Checkpoint, then: Callable[[float, bool], None]) -> None:
+    def copy(self, checkpoint: Checkpoint, then: Callable[[float, bool], None]) -> None:
         """Copy a checkpoint that its script may overwrite at any moment, and call `then` with the time and whether the copy is good."""
 
         def copied() -> bool:
             with contextlib.suppress(OSError):
                 return disk.keep_copy(
-                    save, self.kept_folder(save.number), copies=True, older=self._list_kept(save.number)
+                    checkpoint,
+                    self.kept_folder(checkpoint.number),
+                    copies=True,
+                    older=self._list_kept(checkpoint.number),
                 )
             return False
 
@@ -236,33 +249,44 @@ class RetentionPolicy:
         return []
 
 
-def find_movable(saves: Iterable[Checkpoint], attempt: int, homes: LocalCheckpointFolders) -> list[Checkpoint]:
+def find_movable(checkpoints: Iterable[Checkpoint], attempt: int, homes: LocalCheckpointFolders) -> list[Checkpoint]:
     """Return the torn checkpoints of an attempt that may be moved away. Those that a person has adopted since stay; so do those
     outside of the job's folder, unless their names are new since that attempt, and no other job saves there."""
-    known = list(saves)
-    proved = {piece.stamp for save in known if save.state is CheckpointState.WHOLE for piece in save.files}
-    torn = [save for save in known if save.state is CheckpointState.TORN and save.attempt == attempt]
+    known = list(checkpoints)
+    proved = {
+        piece.stamp for checkpoint in known if checkpoint.state is CheckpointState.WHOLE for piece in checkpoint.files
+    }
+    torn = [
+        checkpoint for checkpoint in known if checkpoint.state is CheckpointState.TORN and checkpoint.attempt == attempt
+    ]
     return [
-        save
-        for save in torn
-        if homes.is_in_place(save)
-        and save.is_damaged
-        and not proved.issuperset(piece.stamp for piece in save.files)
-        and (homes.is_in_job_folder(save) or (not save.is_named and save.is_new and not find_sharing_jobs(homes, save)))
+        checkpoint
+        for checkpoint in torn
+        if homes.is_in_place(checkpoint)
+        and checkpoint.is_damaged
+        and not proved.issuperset(piece.stamp for piece in checkpoint.files)
+        and (
+            homes.is_in_job_folder(checkpoint)
+            or (not checkpoint.is_named and checkpoint.is_new and not find_sharing_jobs(homes, checkpoint))
+        )
     ]
 
 
 def find_torn_on_host(
-    saves: Collection[Checkpoint], node: str, attempt: int, homes: LocalCheckpointFolders, hosts: int
+    checkpoints: Collection[Checkpoint], node: str, attempt: int, homes: LocalCheckpointFolders, hosts: int
 ) -> tuple[Checkpoint, ...]:
     """Return the torn checkpoints of an attempt that are to be moved away on a host: hosts with disks of their own must all find
     the same."""
-    torn = [save for save in saves if save.state is CheckpointState.TORN and save.attempt == attempt]
-    on_node = [restrict_to_host(save, node) for save in torn if save.is_damaged or hosts > 1]
-    return (*filter(None, on_node), *filter(homes.is_on_host_disk, find_movable(saves, attempt, homes)))
+    torn = [
+        checkpoint
+        for checkpoint in checkpoints
+        if checkpoint.state is CheckpointState.TORN and checkpoint.attempt == attempt
+    ]
+    on_node = [restrict_to_host(checkpoint, node) for checkpoint in torn if checkpoint.is_damaged or hosts > 1]
+    return (*filter(None, on_node), *filter(homes.is_on_host_disk, find_movable(checkpoints, attempt, homes)))
 
 
-def distrust_invisible(saves: Iterable[Checkpoint], lost: Checkpoint, node: str) -> list[Checkpoint]:
+def distrust_invisible(checkpoints: Iterable[Checkpoint], lost: Checkpoint, node: str) -> list[Checkpoint]:
     """Return, as distrusted, the complete checkpoints that a node does not see, as it lacks `lost`: another host wrote all of
     them, where its script chose."""
     is_host_only, why = (
@@ -271,21 +295,21 @@ def distrust_invisible(saves: Iterable[Checkpoint], lost: Checkpoint, node: str)
     )
     like = lost.host, lost.base_folder, CheckpointState.WHOLE
     return [
-        dataclasses.replace(save, state=CheckpointState.DISTRUSTED, why=why)
-        for save in saves
-        if is_host_only and (save.host, save.base_folder, save.state) == like
+        dataclasses.replace(checkpoint, state=CheckpointState.DISTRUSTED, why=why)
+        for checkpoint in checkpoints
+        if is_host_only and (checkpoint.host, checkpoint.base_folder, checkpoint.state) == like
     ]
 
 
-def find_sharing_jobs(homes: LocalCheckpointFolders, save: Checkpoint) -> list[str]:
+def find_sharing_jobs(homes: LocalCheckpointFolders, checkpoint: Checkpoint) -> list[str]:
     """Return the running jobs of this job home that save in the folder of a checkpoint, too."""
-    folder, jobs = os.path.realpath((homes.folder(save) / save.main).parent), []
+    folder, jobs = os.path.realpath((homes.folder(checkpoint) / checkpoint.main).parent), []
     for root in sorted(homes.job.root.parent.glob("[!.]*")):
         other = JobDir(root)
         if root == homes.job.root or other.ended.exists():
             continue
         with contextlib.suppress(OSError):
-            saves, _ = ledger.read(root, other.ledger)
-            if any(one.locations and os.path.realpath(Path(one.path).parent) == folder for one in saves.values()):
+            checkpoints, _ = ledger.read(root, other.ledger)
+            if any(one.locations and os.path.realpath(Path(one.path).parent) == folder for one in checkpoints.values()):
                 jobs.append(other.id)
     return jobs

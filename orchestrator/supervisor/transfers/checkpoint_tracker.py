@@ -84,15 +84,15 @@ class CheckpointTracker:
                 gone = dataclasses.replace(known, state=CheckpointState.GONE, why=why)
                 self._events.append(e.CheckpointChanged(at, gone))
         self.apply_decisions(facts)
-        for save in sorted(self.checkpoints.values(), key=lambda save: save.number)[-REPORTED_MAX:]:
-            if facts.checkpoints.get(save.number) != completion.summarize(save):
-                self._events.append(e.CheckpointChanged(at, completion.summarize(save)))
-            if save.state is CheckpointState.OPEN:
-                watch = self._continuations[save.number] = completion.ContinuationTracker()
-                if save.parts:
-                    watch.note_change(save, {})
-            if save.is_in_transit and self._folders.is_copied(save):
-                self.copies.fetch(save)
+        for checkpoint in sorted(self.checkpoints.values(), key=lambda checkpoint: checkpoint.number)[-REPORTED_MAX:]:
+            if facts.checkpoints.get(checkpoint.number) != completion.summarize(checkpoint):
+                self._events.append(e.CheckpointChanged(at, completion.summarize(checkpoint)))
+            if checkpoint.state is CheckpointState.OPEN:
+                watch = self._continuations[checkpoint.number] = completion.ContinuationTracker()
+                if checkpoint.parts:
+                    watch.note_change(checkpoint, {})
+            if checkpoint.is_in_transit and self._folders.is_copied(checkpoint):
+                self.copies.fetch(checkpoint)
 
     def enter_report(self, at: float, node: str, report: reports.SaveSeen, gang: CheckpointGang) -> None:
         """Enter what an agent reports of a checkpoint of the current attempt."""
@@ -103,25 +103,27 @@ class CheckpointTracker:
             return
         part = dataclasses.replace(report.part, host=node)
         self._give_up_rewritten(at, report)
-        save = previous = self._find_or_open(report, gang)
+        checkpoint = previous = self._find_or_open(report, gang)
         # Where nodes share this disk, an agent reports the files of all
-        others = completion.rebuild_parts(save) if self._is_fetched(save, node) else ()
+        others = completion.rebuild_parts(checkpoint) if self._is_fetched(checkpoint, node) else ()
         parts = (*(old for old in others if old.host != node), part)
         pieces = {name: piece for name, (_, piece) in completion.collect_files(parts).items()}
-        save = dataclasses.replace(
-            save, state=CheckpointState.OPEN, closed_by=CompletionReason.NONE, parts=parts, main=min(save.main, report.main),
+        checkpoint = dataclasses.replace(
+            checkpoint, state=CheckpointState.OPEN, closed_by=CompletionReason.NONE, parts=parts, main=min(checkpoint.main, report.main),
             files=tuple(pieces.values()), steps=min(part.steps for part in parts), is_in_transit=False,
             is_new=all(part.is_new for part in parts),
         )  # fmt: skip
         was_open = previous.state is CheckpointState.OPEN and not previous.is_in_transit
-        is_known = save.number in self.checkpoints and was_open
+        is_known = checkpoint.number in self.checkpoints and was_open
         if previous.is_in_transit:
-            self.copies.cancel_fetch(save.number)
-        self._ledger.put(save)
+            self.copies.cancel_fetch(checkpoint.number)
+        self._ledger.put(checkpoint)
         beats = {node: own for node, own in self._heartbeats.items() if own.latest.attempt == gang.attempt}
-        self._continuations.setdefault(save.number, completion.ContinuationTracker()).note_change(save, beats)
+        self._continuations.setdefault(checkpoint.number, completion.ContinuationTracker()).note_change(
+            checkpoint, beats
+        )
         if not is_known:
-            self._emit_change(at, save)
+            self._emit_change(at, checkpoint)
         for number in list(self._continuations):  # also those that this one follows
             self._assess(at, number, gang)
 
@@ -136,8 +138,8 @@ class CheckpointTracker:
     def enter_hashes(self, at: float, node: str, report: reports.SaveHashed) -> None:
         """Enter the sha256 of a checkpoint's files, where they are still those."""
         digests = {piece.stamp: piece.sha256 for piece in report.pieces}
-        for save in self._find_by_key(report.key, report.attempt):
-            if (known := completion.set_digests(save, digests)) != save:
+        for checkpoint in self._find_by_key(report.key, report.attempt):
+            if (known := completion.set_digests(checkpoint, digests)) != checkpoint:
                 self._ledger.put(known)
                 if known.is_in_transit and known.is_hashed:
                     self.copies.fetch(known)
@@ -162,8 +164,8 @@ class CheckpointTracker:
                 self._stopped_nodes.add((exited.attempt, event.node))
                 self._heartbeats.pop(event.node, None)
             case reports.PrepareFailed() as failed if (lost := self.find_on_host_disk(failed.save)) is not None:
-                for save in checkpoint_disk.distrust_invisible(self.checkpoints.values(), lost, event.node):
-                    self._enter(event.at, save)
+                for checkpoint in checkpoint_disk.distrust_invisible(self.checkpoints.values(), lost, event.node):
+                    self._enter(event.at, checkpoint)
 
     def close_stopped(self, at: float, gang: CheckpointGang) -> None:
         """Assess open checkpoints after a node has stopped the attempt, or was lost with it."""
@@ -177,9 +179,12 @@ class CheckpointTracker:
         """Enter the brain's decisions about checkpoints."""
         self._resume_override = facts.resume_override
         for number, known in facts.checkpoints.items():
-            save = self.checkpoints.get(number)
-            if save is not None and {save.state, known.state} == {CheckpointState.WHOLE, CheckpointState.DISTRUSTED}:
-                self._ledger.put(dataclasses.replace(save, state=known.state, why=known.why))
+            checkpoint = self.checkpoints.get(number)
+            if checkpoint is not None and {checkpoint.state, known.state} == {
+                CheckpointState.WHOLE,
+                CheckpointState.DISTRUSTED,
+            }:
+                self._ledger.put(dataclasses.replace(checkpoint, state=known.state, why=known.why))
 
     def compare(self, at: float, order: d.CompareCheckpoint) -> None:
         """Close all checkpoints of an attempt, and compare the one that the next attempt is to resume from; `CheckpointCompared` follows."""
@@ -189,17 +194,17 @@ class CheckpointTracker:
             self._assess(at, number, gang)
         self.copies.fetch_unhashed(self.checkpoints.values(), gang.attempt)
         self.deep = order.deep
-        save = None if self.find_on_host_disk(order.save) else self.checkpoints.get(order.save)
+        checkpoint = None if self.find_on_host_disk(order.save) else self.checkpoints.get(order.save)
         known, kept, homes = (list(self.checkpoints.values()), self._retention.kept_folder(order.save), self._folders)
         self._thread.submit(
-            lambda: checkpoint_disk.check_before_attempt(homes, save, kept, known, order),
+            lambda: checkpoint_disk.check_before_attempt(homes, checkpoint, kept, known, order),
             lambda at, ready: self._finish_compare(at, order, ready),
         )
 
     def end_job(self, at: float) -> None:
         """Delete kept copies at the end of the job, if the newest checkpoint is in its place."""
-        if (save := self._newest()) is not None:
-            self._retention.delete_kept(save)
+        if (checkpoint := self._newest()) is not None:
+            self._retention.delete_kept(checkpoint)
 
     def take_events(self, at: float) -> list[e.Event]:
         """Return the events since the last call, for the brain."""
@@ -214,9 +219,9 @@ class CheckpointTracker:
 
     def find_on_host_disk(self, number: int) -> Checkpoint | None:
         """Return a checkpoint if it is on a disk that hosts see and this machine does not: a host has to compare it."""
-        save = self.checkpoints.get(number)
-        is_theirs = save is not None and self._folders.is_on_host_disk(save)
-        return save if is_theirs and not self._retention.kept_folder(number).is_dir() else None
+        checkpoint = self.checkpoints.get(number)
+        is_theirs = checkpoint is not None and self._folders.is_on_host_disk(checkpoint)
+        return checkpoint if is_theirs and not self._retention.kept_folder(number).is_dir() else None
 
     def find_torn_on_host(self, node: str, attempt: int) -> tuple[Checkpoint, ...]:
         """Return the torn checkpoints of the attempt before this one, as they are on a host."""
@@ -238,104 +243,110 @@ class CheckpointTracker:
 
     def _give_up_rewritten(self, at: float, report: reports.SaveSeen) -> None:
         """Give up checkpoints that a host has overwritten before they were hashed: they cannot be fetched any more."""
-        for save in self._find_by_key(report.key, report.attempt) if report.key == report.series else ():
-            if self.copies.is_overwritten(save, report.part):
-                self._finish_fetch(at, save.number, f"{save.main} was overwritten before it was hashed")
+        for checkpoint in self._find_by_key(report.key, report.attempt) if report.key == report.series else ():
+            if self.copies.is_overwritten(checkpoint, report.part):
+                self._finish_fetch(at, checkpoint.number, f"{checkpoint.main} was overwritten before it was hashed")
 
-    def _is_fetched(self, save: Checkpoint, node: str) -> bool:
-        return self._folders.is_copied(save) and self.is_remote(node)
+    def _is_fetched(self, checkpoint: Checkpoint, node: str) -> bool:
+        return self._folders.is_copied(checkpoint) and self.is_remote(node)
 
     def _find_by_key(self, key: str, attempt: int) -> list[Checkpoint]:
-        return [save for save in self.checkpoints.values() if (save.key, save.attempt) == (key, attempt)]
+        return [
+            checkpoint
+            for checkpoint in self.checkpoints.values()
+            if (checkpoint.key, checkpoint.attempt) == (key, attempt)
+        ]
 
     def _assess(self, at: float, number: int, gang: CheckpointGang) -> None:
-        save = self.checkpoints[number]
-        if save.state is not CheckpointState.OPEN or save.is_in_transit or not save.parts:
+        checkpoint = self.checkpoints[number]
+        if checkpoint.state is not CheckpointState.OPEN or checkpoint.is_in_transit or not checkpoint.parts:
             self._continuations.pop(number, None)
             return
-        if save.attempt != gang.attempt:  # nothing more will be reported of it
-            gang = CheckpointGang(save.attempt, 0, save.world_size, ())
-        assessment = completion.assess(save, self._continuations[number], gang, self.checkpoints.values())
+        if checkpoint.attempt != gang.attempt:  # nothing more will be reported of it
+            gang = CheckpointGang(checkpoint.attempt, 0, checkpoint.world_size, ())
+        assessment = completion.assess(checkpoint, self._continuations[number], gang, self.checkpoints.values())
         if assessment.state is CheckpointState.OPEN:
-            self._ledger.put(dataclasses.replace(save, why=assessment.why))
-            self._copy_proved(save, assessment, gang)
+            self._ledger.put(dataclasses.replace(checkpoint, why=assessment.why))
+            self._copy_proved(checkpoint, assessment, gang)
         else:
-            self._close(at, save, assessment, gang)
+            self._close(at, checkpoint, assessment, gang)
 
-    def _copy_proved(self, save: Checkpoint, assessment: Assessment, gang: CheckpointGang) -> None:
+    def _copy_proved(self, checkpoint: Checkpoint, assessment: Assessment, gang: CheckpointGang) -> None:
         """Copy a checkpoint whose format alone shows that it is complete, since its ranks may overwrite it; the copy counts."""
-        (part, *others), place = save.parts, FileLocation("", str(self._folders.folder(save)))
+        (part, *others), place = checkpoint.parts, FileLocation("", str(self._folders.folder(checkpoint)))
         is_shown = part.closed_by is CompletionReason.FINAL_FILE and not assessment.why and not others
-        if not is_shown or self._copied_stamps == save.stamps or self._is_fetched(save, part.host):
+        if not is_shown or self._copied_stamps == checkpoint.stamps or self._is_fetched(checkpoint, part.host):
             return
 
         def close_kept(at: float, is_kept: bool) -> None:
-            now = self.checkpoints[save.number]
-            if is_kept and now.state is CheckpointState.OPEN and now.stamps == save.stamps:
+            now = self.checkpoints[checkpoint.number]
+            if is_kept and now.state is CheckpointState.OPEN and now.stamps == checkpoint.stamps:
                 self._close(at, now, Assessment(CheckpointState.WHOLE, part.closed_by, ""), gang)
 
-        self._copied_stamps = save.stamps
-        self._retention.copy(dataclasses.replace(save, locations=(place,)), close_kept)
+        self._copied_stamps = checkpoint.stamps
+        self._retention.copy(dataclasses.replace(checkpoint, locations=(place,)), close_kept)
 
-    def _close(self, at: float, save: Checkpoint, assessment: Assessment, gang: CheckpointGang) -> None:
-        host, is_fetched = save.parts[0].host, functools.partial(self._is_fetched, save)
-        locations = completion.locate_files(save.parts, self._folders.folder(save), is_fetched)
-        save = completion.close(save, assessment, locations)
-        save = self._with_step(at, save, gang)
-        is_far = any(place.host for place in save.locations)
+    def _close(self, at: float, checkpoint: Checkpoint, assessment: Assessment, gang: CheckpointGang) -> None:
+        host, is_fetched = checkpoint.parts[0].host, functools.partial(self._is_fetched, checkpoint)
+        locations = completion.locate_files(checkpoint.parts, self._folders.folder(checkpoint), is_fetched)
+        checkpoint = completion.close(checkpoint, assessment, locations)
+        checkpoint = self._with_step(at, checkpoint, gang)
+        is_far = any(place.host for place in checkpoint.locations)
         if assessment.state is CheckpointState.WHOLE and is_far:
-            save = dataclasses.replace(save, state=CheckpointState.OPEN, is_in_transit=True)
-            if save.is_hashed:
-                self.copies.fetch(save)
-        elif assessment.state is CheckpointState.WHOLE and self._folders.is_on_host_disk(save):
-            save = dataclasses.replace(save, locations=(*save.locations, FileLocation(host, save.locations[0].root)))
-        self._enter(at, save)
-        self._continuations.pop(save.number, None)
+            checkpoint = dataclasses.replace(checkpoint, state=CheckpointState.OPEN, is_in_transit=True)
+            if checkpoint.is_hashed:
+                self.copies.fetch(checkpoint)
+        elif assessment.state is CheckpointState.WHOLE and self._folders.is_on_host_disk(checkpoint):
+            checkpoint = dataclasses.replace(
+                checkpoint, locations=(*checkpoint.locations, FileLocation(host, checkpoint.locations[0].root))
+            )
+        self._enter(at, checkpoint)
+        self._continuations.pop(checkpoint.number, None)
 
-    def _with_step(self, at: float, save: Checkpoint, gang: CheckpointGang) -> Checkpoint:
+    def _with_step(self, at: float, checkpoint: Checkpoint, gang: CheckpointGang) -> Checkpoint:
         """Return a checkpoint with the job's step, and note where its attempt truly began if it shows that."""
-        others = [other for other in self.checkpoints.values() if other.number != save.number]
-        misstated, base = steps.are_steps_misstated([*others, save]), gang.base_step
-        read = self._resume_sources.stated_steps.get(save.attempt, 0)
-        began = steps.find_true_start(save, base, others, misstated=misstated, read=read)
+        others = [other for other in self.checkpoints.values() if other.number != checkpoint.number]
+        misstated, base = steps.are_steps_misstated([*others, checkpoint]), gang.base_step
+        read = self._resume_sources.stated_steps.get(checkpoint.attempt, 0)
+        began = steps.find_true_start(checkpoint, base, others, misstated=misstated, read=read)
         if began is not None:
-            self._events.append(e.ResumedElsewhere(at, save.attempt, began, save.main, save.steps))
+            self._events.append(e.ResumedElsewhere(at, checkpoint.attempt, began, checkpoint.main, checkpoint.steps))
             for other in others:
-                if other.attempt == save.attempt and other.step is not None and other.stated is None:
+                if other.attempt == checkpoint.attempt and other.step is not None and other.stated is None:
                     self._enter(at, dataclasses.replace(other, step=other.step - base + began))
             self._gang = dataclasses.replace(self._gang, base_step=began)
-        step, source = steps.job_step(save, base if began is None else began, misstated=misstated)
-        return dataclasses.replace(save, step=step, step_source=source)
+        step, source = steps.job_step(checkpoint, base if began is None else began, misstated=misstated)
+        return dataclasses.replace(checkpoint, step=step, step_source=source)
 
-    def _enter(self, at: float, save: Checkpoint) -> None:
+    def _enter(self, at: float, checkpoint: Checkpoint) -> None:
         """Enter a checkpoint whose state has changed; a complete one may replace, keep and prune others."""
-        previous = self.checkpoints[save.number]
-        is_new = save.state is CheckpointState.WHOLE and previous.state is not CheckpointState.WHOLE
-        self._ledger.put(save)
-        self._emit_change(at, save)
+        previous = self.checkpoints[checkpoint.number]
+        is_new = checkpoint.state is CheckpointState.WHOLE and previous.state is not CheckpointState.WHOLE
+        self._ledger.put(checkpoint)
+        self._emit_change(at, checkpoint)
         if not is_new:
             return
         for other in list(self.checkpoints.values()):
-            if other.number == save.number or not checkpoint_copies.shares_files(save, other):
+            if other.number == checkpoint.number or not checkpoint_copies.shares_files(checkpoint, other):
                 continue
             if other.state is CheckpointState.WHOLE and self._folders.is_in_place(other):
-                why = f"was overwritten by checkpoint {save.number}"
-            elif other.is_in_transit and other.number < save.number:
+                why = f"was overwritten by checkpoint {checkpoint.number}"
+            elif other.is_in_transit and other.number < checkpoint.number:
                 self.copies.cancel_fetch(other.number)
-                why = checkpoint_copies.superseded_reason(save.number)
+                why = checkpoint_copies.superseded_reason(checkpoint.number)
             else:
                 continue
             gone = dataclasses.replace(other, state=CheckpointState.GONE, why=why, is_in_transit=False)
             self._ledger.put(gone)
             self._emit_change(at, gone)
         newest = self._newest()
-        is_far = any(place.host for place in save.locations)
-        if newest is not None and newest.number == save.number and not is_far:
-            self._retention.keep(save)
+        is_far = any(place.host for place in checkpoint.locations)
+        if newest is not None and newest.number == checkpoint.number and not is_far:
+            self._retention.keep(checkpoint)
         self._prune()
 
-    def _emit_change(self, at: float, save: Checkpoint) -> None:
-        self._events.append(e.CheckpointChanged(at, completion.summarize(save)))
+    def _emit_change(self, at: float, checkpoint: Checkpoint) -> None:
+        self._events.append(e.CheckpointChanged(at, completion.summarize(checkpoint)))
 
     def _newest(self) -> Checkpoint | None:
         return choose_checkpoint(self.checkpoints.values(), self._gang.world_size, self._resume_override).checkpoint
@@ -343,20 +354,20 @@ class CheckpointTracker:
     def _prune(self) -> None:
         if self._keep is None:
             return
-        for save in find_expendable(self.checkpoints.values(), self._keep, self._keep_every, self._newest()):
-            is_own = save.is_named or self._folders.is_in_job_folder(save)
-            if save.number not in self._pruning and is_own and self._folders.is_in_place(save):
-                self._pruning.add(save.number)
-                delete = functools.partial(disk.delete_checkpoint, save, self._folders.folder(save))
-                self._thread.submit(delete, functools.partial(self._finish_prune, save))
+        for checkpoint in find_expendable(self.checkpoints.values(), self._keep, self._keep_every, self._newest()):
+            is_own = checkpoint.is_named or self._folders.is_in_job_folder(checkpoint)
+            if checkpoint.number not in self._pruning and is_own and self._folders.is_in_place(checkpoint):
+                self._pruning.add(checkpoint.number)
+                delete = functools.partial(disk.delete_checkpoint, checkpoint, self._folders.folder(checkpoint))
+                self._thread.submit(delete, functools.partial(self._finish_prune, checkpoint))
 
-    def _finish_prune(self, save: Checkpoint, at: float, why: str) -> None:
+    def _finish_prune(self, checkpoint: Checkpoint, at: float, why: str) -> None:
         if why:
-            self.notes.append(f"{save.main} was not deleted, though checkpoint.keep is {self._keep}: {why}")
+            self.notes.append(f"{checkpoint.main} was not deleted, though checkpoint.keep is {self._keep}: {why}")
             return
-        known = self.checkpoints[save.number]
+        known = self.checkpoints[checkpoint.number]
         self._enter(at, dataclasses.replace(known, state=CheckpointState.PRUNED, why="checkpoint.keep"))
-        self.copies.discard(save)
+        self.copies.discard(checkpoint)
 
     def _finish_compare(self, at: float, order: d.CompareCheckpoint, ready: checkpoint_disk.PreAttemptCheck) -> None:
         for number, moves in ready.moved.items():
@@ -372,28 +383,29 @@ class CheckpointTracker:
             self._retry = (at + UNSURE_S, order)
             return
         if ready.comparison is not None:
-            save, fault = self.checkpoints[order.save], ready.comparison.fault
+            checkpoint, fault = self.checkpoints[order.save], ready.comparison.fault
             if fault:
-                save = dataclasses.replace(save, state=CheckpointState.GONE, why=fault)
+                checkpoint = dataclasses.replace(checkpoint, state=CheckpointState.GONE, why=fault)
             else:
                 pieces, by = ready.comparison.pieces, ready.comparison.compared
-                save = dataclasses.replace(save, files=pieces, compared=by, locations=ready.places)
-            if completion.summarize(save) != completion.summarize(self.checkpoints[order.save]):
-                self._emit_change(at, save)
-            self._ledger.put(save)
+                checkpoint = dataclasses.replace(checkpoint, files=pieces, compared=by, locations=ready.places)
+            if completion.summarize(checkpoint) != completion.summarize(self.checkpoints[order.save]):
+                self._emit_change(at, checkpoint)
+            self._ledger.put(checkpoint)
         self._events.append(e.CheckpointCompared(at, order.attempt, order.save, fault))
 
     def _finish_fetch(self, at: float, number: int, fault: str) -> None:
         """Enter that a checkpoint was fetched, or could not be."""
-        save = self.checkpoints[number]
-        if not save.is_in_transit:
+        checkpoint = self.checkpoints[number]
+        if not checkpoint.is_in_transit:
             return
         if fault:
-            self.notes.append(f"checkpoint {save.main} of attempt {save.attempt} was not copied: {fault}")
-            self._enter(at, dataclasses.replace(save, state=CheckpointState.GONE, why=fault, is_in_transit=False))
+            self.notes.append(f"checkpoint {checkpoint.main} of attempt {checkpoint.attempt} was not copied: {fault}")
+            self._enter(at, dataclasses.replace(checkpoint, state=CheckpointState.GONE, why=fault, is_in_transit=False))
         else:
-            home = FileLocation("", str(self._folders.folder(save)))
-            locations = (home, *(place for place in save.locations if place.host))
+            home = FileLocation("", str(self._folders.folder(checkpoint)))
+            locations = (home, *(place for place in checkpoint.locations if place.host))
             self._enter(
-                at, dataclasses.replace(save, state=CheckpointState.WHOLE, locations=locations, is_in_transit=False)
+                at,
+                dataclasses.replace(checkpoint, state=CheckpointState.WHOLE, locations=locations, is_in_transit=False),
             )

@@ -60,10 +60,10 @@ class CheckpointGang:
         """Whether nothing more will be reported of the attempt."""
         return set(self.nodes) <= self.stopped | self.lost
 
-    def ended_after(self, save: Checkpoint) -> set[str]:
+    def ended_after(self, checkpoint: Checkpoint) -> set[str]:
         """Return the nodes whose ranks ended after the step at which a checkpoint was written."""
-        steps = max((part.steps for part in save.parts), default=0)
-        open_ = {part.host for part in save.parts if part.closed_by not in CONTINUED}
+        steps = max((part.steps for part in checkpoint.parts), default=0)
+        open_ = {part.host for part in checkpoint.parts if part.closed_by not in CONTINUED}
         return {node for node in self.stopped - open_ if self.fewest_steps.get(node, 0) > steps > 0}
 
     def have_all_continued(self, continued: Collection[str]) -> bool:
@@ -116,15 +116,16 @@ class ContinuationTracker:
     # Of the ranks of the host that reported last, at the last byte
     steps: int = 0
 
-    def note_change(self, save: Checkpoint, beats: Mapping[str, HeartbeatHistory]) -> None:
+    def note_change(self, checkpoint: Checkpoint, beats: Mapping[str, HeartbeatHistory]) -> None:
         """Note that the checkpoint has changed: nodes that continued after this write stay; of the others, those whose agents
         report it of their own part, and those whose `beats` show it."""
-        last = save.parts[-1]
+        last = checkpoint.parts[-1]
         is_same = 0 < last.steps == self.steps
         self.continued = {node for node in self.continued if is_same and node != last.host} | {
             part.host
-            for part in save.parts
-            if part.closed_by in CONTINUED and (part is last or not save.is_overwritten or 0 < part.steps == last.steps)
+            for part in checkpoint.parts
+            if part.closed_by in CONTINUED
+            and (part is last or not checkpoint.is_overwritten or 0 < part.steps == last.steps)
         }
         self.since.clear()
         self.steps = last.steps
@@ -164,14 +165,14 @@ def new_checkpoint(number: int, report: reports.SaveSeen, world_size: int) -> Ch
     )  # fmt: skip
 
 
-def summarize(save: Checkpoint) -> Checkpoint:
+def summarize(checkpoint: Checkpoint) -> Checkpoint:
     """Return a checkpoint without its files, for the brain."""
-    return replace(save, files=(), parts=(), cites=())
+    return replace(checkpoint, files=(), parts=(), cites=())
 
 
-def merge_readings(save: Checkpoint) -> GroupReading:
+def merge_readings(checkpoint: Checkpoint) -> GroupReading:
     """Return the combined reading of all parts of an open checkpoint."""
-    return reduce(validation.merge_readings, (part.reading for part in save.parts))
+    return reduce(validation.merge_readings, (part.reading for part in checkpoint.parts))
 
 
 def collect_files(parts: Iterable[HostPart]) -> dict[str, tuple[str, CheckpointFile]]:
@@ -184,11 +185,11 @@ def collect_files(parts: Iterable[HostPart]) -> dict[str, tuple[str, CheckpointF
     return pieces
 
 
-def close(save: Checkpoint, assessment: Assessment, locations: tuple[FileLocation, ...]) -> Checkpoint:
+def close(checkpoint: Checkpoint, assessment: Assessment, locations: tuple[FileLocation, ...]) -> Checkpoint:
     """Return a checkpoint with its assessment, its locations, and what its parts say together; it has no parts any more."""
-    state, pieces = merge_readings(save), [piece for _, piece in collect_files(save.parts).values()]
+    state, pieces = merge_readings(checkpoint), [piece for _, piece in collect_files(checkpoint.parts).values()]
     return replace(
-        save, state=assessment.state, closed_by=assessment.closed_by, why=assessment.why,
+        checkpoint, state=assessment.state, closed_by=assessment.closed_by, why=assessment.why,
         is_damaged=assessment.is_damaged, format=state.format, content=state.content, fits_any_size=state.fits_any_size,
         stated=state.step, cites=state.cites, written_ns=max((piece.mtime_ns for piece in pieces), default=0),
         files=tuple(pieces), parts=(), locations=locations,
@@ -212,57 +213,64 @@ def locate_files(
     return (*([FileLocation("", str(local_folder), near)] if near else []), *remote)
 
 
-def set_digests(save: Checkpoint, digests: Mapping[tuple[str, int, int], str]) -> Checkpoint:
+def set_digests(checkpoint: Checkpoint, digests: Mapping[tuple[str, int, int], str]) -> Checkpoint:
     """Return a checkpoint with the sha256 of its files, for files whose stamps are unchanged."""
 
     def update_digests(pieces: tuple[CheckpointFile, ...]) -> tuple[CheckpointFile, ...]:
         return tuple(replace(piece, sha256=digests.get(piece.stamp, piece.sha256)) for piece in pieces)
 
-    parts = tuple(replace(part, files=update_digests(part.files)) for part in save.parts)
-    return replace(save, files=update_digests(save.files), parts=parts)
+    parts = tuple(replace(part, files=update_digests(part.files)) for part in checkpoint.parts)
+    return replace(checkpoint, files=update_digests(checkpoint.files), parts=parts)
 
 
-def rebuild_parts(save: Checkpoint) -> tuple[HostPart, ...]:
+def rebuild_parts(checkpoint: Checkpoint) -> tuple[HostPart, ...]:
     """Return the parts of a checkpoint; for one that was closed, and is reported again, as far as its locations and files show."""
-    if save.parts:
-        return save.parts
+    if checkpoint.parts:
+        return checkpoint.parts
     state = GroupReading(
-        save.format, save.content, save.fits_any_size, is_proved=True, step=save.stated, cites=save.cites
+        checkpoint.format,
+        checkpoint.content,
+        checkpoint.fits_any_size,
+        is_proved=True,
+        step=checkpoint.stated,
+        cites=checkpoint.cites,
     )
     return tuple(
-        HostPart(place.host, place.root, save.steps, pieces, state, save.closed_by)
-        for place in save.locations
-        if place.host and (pieces := tuple(piece for piece in save.files if piece.name in place.names))
+        HostPart(place.host, place.root, checkpoint.steps, pieces, state, checkpoint.closed_by)
+        for place in checkpoint.locations
+        if place.host and (pieces := tuple(piece for piece in checkpoint.files if piece.name in place.names))
     )
 
 
 def assess(
-    save: Checkpoint,
+    checkpoint: Checkpoint,
     watch: ContinuationTracker,
     gang: CheckpointGang,
-    saves: Iterable[Checkpoint] = (),
+    checkpoints: Iterable[Checkpoint] = (),
 ) -> Assessment:
-    """Return the present state of an open checkpoint. `saves`: the checkpoints of the job, of which those of its series count.
+    """Return the present state of an open checkpoint. `checkpoints`: the checkpoints of the job, of which those of its series count.
 
     A file that all earlier checkpoints have is expected until a step or an end shows that everything is written. After that,
     a thread may still write it: if `PATTERN_MIN` checkpoints of this attempt have it, it is expected until the next one begins.
     """
-    series = [one for one in saves if one.series == save.series]
+    series = [one for one in checkpoints if one.series == checkpoint.series]
     closed = [one for one in series if one.files and one.state not in (CheckpointState.OPEN, CheckpointState.TORN)]
-    earlier = [one for one in closed if one.number < save.number]
-    is_followed = any(one.number > save.number and one.attempt == save.attempt for one in series)
+    earlier = [one for one in closed if one.number < checkpoint.number]
+    is_followed = any(one.number > checkpoint.number and one.attempt == checkpoint.attempt for one in series)
     previous = earlier[-1] if earlier else None
-    state = merge_readings(save)
-    pieces = collect_files(save.parts)
+    state = merge_readings(checkpoint)
+    pieces = collect_files(checkpoint.parts)
     sizes = {name: piece.size_bytes for name, (_, piece) in pieces.items()}
-    damage = validation.find_fault(state, sizes) or _find_stale_file(save, state)
-    fault = damage or _find_mixed_steps(save, pieces) or _find_missing_rank(save, sizes, previous)
-    missing_file = _find_missing_file(save, sizes, earlier)
-    same_attempt = [one for one in earlier if one.attempt == save.attempt]
+    damage = validation.find_fault(state, sizes) or _find_stale_file(checkpoint, state)
+    fault = damage or _find_mixed_steps(checkpoint, pieces) or _find_missing_rank(checkpoint, sizes, previous)
+    missing_file = _find_missing_file(checkpoint, sizes, earlier)
+    same_attempt = [one for one in earlier if one.attempt == checkpoint.attempt]
     is_slow = len(same_attempt) >= PATTERN_MIN and not is_followed and not gang.have_all_continued(())
-    closed_by = next((part.closed_by for part in save.parts if part.closed_by in CONTINUED), CompletionReason.STEPS)
+    closed_by = next(
+        (part.closed_by for part in checkpoint.parts if part.closed_by in CONTINUED), CompletionReason.STEPS
+    )
     is_written = closed_by is not CompletionReason.NO_WRITES or is_followed or gang.have_all_continued(())
-    has_continued = gang.have_all_continued(watch.continued | gang.ended_after(save))
+    has_continued = gang.have_all_continued(watch.continued | gang.ended_after(checkpoint))
     if not fault and (is_slow or not (is_written and has_continued)):
         fault = missing_file
     if has_continued and not fault:
@@ -272,10 +280,10 @@ def assess(
     if fault:
         torn = CheckpointState.GONE if state.is_unsure else CheckpointState.TORN
         return Assessment(torn, CompletionReason.NONE, fault, is_damaged=True)
-    stale = [name for part in save.parts for name in part.stale if file_groups.is_checkpoint_file(name)]
+    stale = [name for part in checkpoint.parts for name in part.stale if file_groups.is_checkpoint_file(name)]
     if stale:
         why = f"the attempt ended while it was written: {stale[0]} is still from the previous checkpoint"
-        return Assessment(CheckpointState.TORN, CompletionReason.NONE, why, is_damaged=save.is_named)
+        return Assessment(CheckpointState.TORN, CompletionReason.NONE, why, is_damaged=checkpoint.is_named)
     if validation.is_format_complete(state, sizes, gang.world_size):
         return Assessment(CheckpointState.WHOLE, CompletionReason.FINAL_FILE, "")
     alike = [one for one in earlier if _name_patterns(p.name for p in one.files) == _name_patterns(sizes)]
@@ -284,39 +292,39 @@ def assess(
     lost = sorted(gang.lost & set(gang.nodes) - watch.continued)
     why = "the attempt ended while it was written"
     why = f"{lost[0]} was lost before it reported whether it has a part of it" if lost else why
-    return Assessment(CheckpointState.TORN, CompletionReason.NONE, why, is_damaged=save.is_named)
+    return Assessment(CheckpointState.TORN, CompletionReason.NONE, why, is_damaged=checkpoint.is_named)
 
 
-def _find_stale_file(save: Checkpoint, state: GroupReading) -> str:
+def _find_stale_file(checkpoint: Checkpoint, state: GroupReading) -> str:
     """Return the fault of a file from the previous checkpoint that a rewritten file refers to, or the other way round."""
-    stale = {name for part in save.parts for name in part.stale}
+    stale = {name for part in checkpoint.parts for name in part.stale}
     old = next((need for need in state.needs if need.name in stale and need.by and need.by not in stale), None)
     if old is None:
         return validation.find_stale_metadata(state, stale)
     return f"{old.name} is still from the previous checkpoint; {old.by} is new"
 
 
-def _find_mixed_steps(save: Checkpoint, pieces: dict[str, tuple[str, CheckpointFile]]) -> str:
+def _find_mixed_steps(checkpoint: Checkpoint, pieces: dict[str, tuple[str, CheckpointFile]]) -> str:
     """Return the fault of a name that is overwritten repeatedly, whose parts on several hosts may be of different writes."""
     hosts = {host for host, _ in pieces.values()}
-    steps = {part.steps for part in save.parts if part.host in hosts}
-    if not save.is_overwritten or len(hosts) < 2 or (len(steps) == 1 and 0 not in steps):
+    steps = {part.steps for part in checkpoint.parts if part.host in hosts}
+    if not checkpoint.is_overwritten or len(hosts) < 2 or (len(steps) == 1 and 0 not in steps):
         return ""
     return "its parts were written at different steps"
 
 
-def _find_missing_file(save: Checkpoint, sizes: Collection[str], earlier: Sequence[Checkpoint]) -> str:
+def _find_missing_file(checkpoint: Checkpoint, sizes: Collection[str], earlier: Sequence[Checkpoint]) -> str:
     """Return the fault of a checkpoint that lacks a file which each earlier checkpoint of the same world size has."""
-    shapes = [_name_patterns(p.name for p in one.files) for one in earlier if one.world_size == save.world_size]
+    shapes = [_name_patterns(p.name for p in one.files) for one in earlier if one.world_size == checkpoint.world_size]
     missed = set.intersection(*shapes) - _name_patterns(sizes) if shapes else set[str]()
     saved = (piece.name for one in earlier[-1:] for piece in one.files if file_groups.is_checkpoint_file(piece.name))
     lost = next((name for name in saved if _name_patterns([name]) <= missed), "")
     return f"it has no file like {lost} of the previous checkpoint" if lost else ""
 
 
-def _find_missing_rank(save: Checkpoint, sizes: Collection[str], previous: Checkpoint | None) -> str:
+def _find_missing_rank(checkpoint: Checkpoint, sizes: Collection[str], previous: Checkpoint | None) -> str:
     """Return the fault of a file that fewer ranks have in this checkpoint than in the previous one of this attempt."""
-    if previous is None or previous.attempt != save.attempt:
+    if previous is None or previous.attempt != checkpoint.attempt:
         return ""
     own = file_groups.find_ranks(_name_patterns(sizes))
     for series, ranks in file_groups.find_ranks(_name_patterns(piece.name for piece in previous.files)).items():

@@ -39,7 +39,7 @@ class ResumeSourceTracker:
         node: str,
         report: reports.CheckpointsRead,
         gang: CheckpointGang,
-        saves: Collection[Checkpoint],
+        checkpoints: Collection[Checkpoint],
         newest: Checkpoint | None,
     ) -> DetectedSource | None:
         """Return what the attempt resumed from; None while that is not known.
@@ -50,7 +50,7 @@ class ResumeSourceTracker:
         current = {name: one for name, one in self._reports.items() if one.attempt == gang.attempt}
         self._reports = {**current, node: report}
         received = [self._reports[name] for name in gang.nodes if name in self._reports]
-        owners = _checkpoints_by_file(saves, gang.attempt)
+        owners = _checkpoints_by_file(checkpoints, gang.attempt)
         sources = [owners[name] for one in received for name in reversed(one.names) if name in owners]
         are_all_received = len(received) == len(gang.nodes)
         if sources:
@@ -66,19 +66,21 @@ class ResumeSourceTracker:
         return DetectedSource(0) if is_seen and not is_unsure else None
 
 
-def _checkpoints_by_file(saves: Collection[Checkpoint], attempt: int) -> dict[str, Checkpoint]:
+def _checkpoints_by_file(checkpoints: Collection[Checkpoint], attempt: int) -> dict[str, Checkpoint]:
     """Return, by the file names that agents report, the newest checkpoint of earlier attempts that each file belongs to, if it can
     be resumed from."""
     owners: dict[str, Checkpoint] = {}
-    for save in sorted(saves, key=lambda save: save.number):
-        may_be_whole = save.state in OVERRIDE_STATES or (save.state is CheckpointState.TORN and not save.is_damaged)
-        if save.attempt < attempt and may_be_whole and save.is_candidate:
+    for checkpoint in sorted(checkpoints, key=lambda checkpoint: checkpoint.number):
+        may_be_whole = checkpoint.state in OVERRIDE_STATES or (
+            checkpoint.state is CheckpointState.TORN and not checkpoint.is_damaged
+        )
+        if checkpoint.attempt < attempt and may_be_whole and checkpoint.is_candidate:
             prefix = (
                 ""
-                if save.is_named
-                else save.base_folder
-                if save.base_folder == START_PREFIX
-                else f"{save.base_folder}/"
+                if checkpoint.is_named
+                else checkpoint.base_folder
+                if checkpoint.base_folder == START_PREFIX
+                else f"{checkpoint.base_folder}/"
             )
-            owners |= {f"{prefix}{piece.name}": save for piece in save.files}
+            owners |= {f"{prefix}{piece.name}": checkpoint for piece in checkpoint.files}
     return owners
