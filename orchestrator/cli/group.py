@@ -157,8 +157,8 @@ def watch_job(job: Job, *, as_json: bool) -> int:
     return 0
 
 
-def follow_job(job: Job, *, as_json: bool = False) -> int:
-    """Show a job's logs and states until it ends, and return the exit code."""
+def follow_job(job: Job, *, as_json: bool = False, tail: int | None = None) -> int:
+    """Show a job's logs and states until it ends, and return the exit code. `tail`: of past lines only so many."""
     from orchestrator.cli import live
     from orchestrator.client.logs import reader as log_reader
     from orchestrator.views import logs as log_view
@@ -166,7 +166,7 @@ def follow_job(job: Job, *, as_json: bool = False) -> int:
 
     style = log_view.choose_style(log_reader.LogQuery(), terminal=terminal.is_terminal(), environ=os.environ)
     try:
-        status = live.print_changes(job) if as_json else live.follow_all(job, style)
+        status = live.print_changes(job) if as_json else live.follow_all(job, style, tail)
     except KeyboardInterrupt:
         terminal.say(
             f"\ndetached: {job.id} keeps running\n  logs    orch logs -f {job.reference}\n  watch   orch status --watch {job.reference}"

@@ -180,7 +180,7 @@ def resume(job: str | None, checkpoint: str | None, overrides: tuple[str, ...], 
         _warn_about_total(found.plan().total_steps, choice.checkpoint.step if choice.checkpoint is not None else None)
     if found.source.slurm_id():
         _print_queue(found)
-    return follow_job(found) if follow else 0
+    return follow_job(found, tail=0) if follow else 0
 
 
 def _warn_about_total(total: int | None, step: int | None) -> None:

@@ -34,13 +34,13 @@ REASON_LINES_MAX = 2
 """Limit on the lines that a state's reason takes below the logs."""
 
 
-def follow_all(job: Job, style: LogStyle) -> Status:
-    """Print log lines and the job's state until it has ended; return its last status."""
+def follow_all(job: Job, style: LogStyle, tail: int | None = None) -> Status:
+    """Print log lines and the job's state until it has ended; return its last status. `tail`: of past lines only so many."""
     if terminal.has_colour():
         with _live_display(job.reference) as (out, refresh):
-            return follow_logs(job, LogQuery(), style, out, refresh)
+            return follow_logs(job, LogQuery(tail=tail), style, out, refresh)
     shown = _ChangePrinter(job.reference, with_end=False)
-    return follow_logs(job, LogQuery(), style, print_text, shown, lambda: shown.told)
+    return follow_logs(job, LogQuery(tail=tail), style, print_text, shown, lambda: shown.told)
 
 
 def watch(job: Job) -> Status:
@@ -205,7 +205,7 @@ def _live_display(reference: str) -> Iterator[tuple[Print, Refresh]]:
                 screen.print(Text.from_ansi(text.removesuffix("\n")), soft_wrap=True)
 
         def refresh(status: Status) -> None:
-            last = cells.line(cells.Cell(f"{status.id} · Ctrl-C leaves it running", "dim"))
+            last = cells.line(cells.Cell(f"{status.id} · Ctrl-C detaches, the job keeps running", "dim"))
             for one in cells.wrap(notices.take_new(status), screen.width):
                 screen.print(terminal.rich_text(one))
             shown = ((), *state_lines(status, screen.width * REASON_LINES_MAX, reference), last)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
-from orchestrator.brain.model.decisions import Evidence, Notice, NoticeTopic, VerdictKind
+from orchestrator.brain.model.decisions import AttemptEnd, Evidence, Notice, NoticeTopic, VerdictKind
 from orchestrator.brain.model.facts import Phase
 from orchestrator.core.codec import Json
 from orchestrator.core.jobdir import status_file
@@ -126,13 +126,21 @@ def _attempt_json(
         "repeated_steps": _repeated_steps(attempt, next_stepping),
         "notices": [told.verdict.summary for told in attempt.notices if told.verdict],
         "told": [_notice_json(attempt, told) for told in attempt.notices if told.topic is not NoticeTopic.SLOW],
-        "remarks": [*slow, *(late if verdict is None else ())],
+        "remarks": [*slow, *((*_suspicion_texts(attempt), *late) if verdict is None else ())],
         "starts": list(attempt.starts),
         "fresh_starts": [how for how, are_forks in attempt.starts.items() if not are_forks],
         "job_end": attempt.job_ended.end.value if attempt.job_ended else None,
         "ended_why": finished.why if finished else None,
         "ending": finished.ending.value if finished else None,
     }
+
+
+def _suspicion_texts(attempt: AttemptHistory) -> list[str]:
+    """Return what looked like a hang when the user ended an attempt: no verdict says it."""
+    suspected, finished = attempt.suspected, attempt.finished
+    if suspected is None or finished is None or finished.ending is AttemptEnd.DONE:
+        return []
+    return [f"suspicion at {iso(attempt.wall_s(suspected.at))[11:19]} UTC: {suspected.why}"]
 
 
 def _late_exit_text(node: str, exited: Exited) -> str:

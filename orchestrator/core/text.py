@@ -47,7 +47,7 @@ def next_action_text(suspicion: Suspicion, at: str, job: str) -> str:
         case NextAction.NOTHING:
             return f"no action is taken; to end it now: orch restart {job}"
         case NextAction.ENDS:
-            return f"will be ended at {at} unless it moves; to do it now: orch restart {job}"
+            return f"the attempt ends at {at} unless a rank moves; to end it now: orch restart {job}"
         case NextAction.LOST:
             then = f"{suspicion.spare} takes over" if suspicion.spare else "the next attempt begins"
             return f"will count as lost at {at}; then {then}"

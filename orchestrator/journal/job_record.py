@@ -69,6 +69,8 @@ class AttemptHistory:
     requeued_at: float | None = None
     queued_s: float | None = None  # how long the job then waited in the queue for other nodes
     notices: list[d.Notice] = field(default_factory=list)
+    # The last suspicion, if no step was made after it
+    suspected: d.Notice | None = None
     # The ways in which nodes have started their ranks, each with whether as forks
     starts: dict[str, bool] = field(default_factory=dict)
     # Ranks that ended with a code other than 0 after they were told to stop, each with its node
@@ -130,7 +132,10 @@ class Record:
         # It changes once the script is seen to have started from scratch.
         attempt.base_step = current.base_step
         if self.facts.steps_made:
-            attempt.last_step = attempt.base_step + self.facts.steps_made
+            step = attempt.base_step + self.facts.steps_made
+            if attempt.suspected is not None and step != attempt.last_step and at > attempt.suspected.at:
+                attempt.suspected = None
+            attempt.last_step = step
             if attempt.first_step_at is None:
                 attempt.first_step_at = at
 
@@ -229,7 +234,9 @@ def _add_to_history(attempt: AttemptHistory, entry: JournalEntry) -> None:
             exited.code
         ):
             attempt.late_exits.append((node, exited))
-        case d.Notice() as notice if notice.topic is not d.NoticeTopic.SUSPECT:  # long silences have many
+        case d.Notice(topic=d.NoticeTopic.SUSPECT) as notice:  # long silences have many
+            attempt.suspected = notice
+        case d.Notice() as notice:
             attempt.notices.append(notice)
         case d.Requeue(at=at):
             attempt.requeued_at = at

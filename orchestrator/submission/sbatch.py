@@ -131,6 +131,8 @@ def _refusal_error(done: CommandResult, where: Where) -> OrchError:
     """Return the error for a script that sbatch did not take."""
     words = _output_line(done)
     if _CLUSTER_FAULT.search(_reason(done)):
-        fix = "the fault lies between this machine and Slurm; ask the administrator of the cluster"
+        fix = (
+            "run orch where `sinfo` works, on a login node of the cluster; if it fails there too, ask its administrator"
+        )
         return ClusterError(f"sbatch cannot reach Slurm: {words}", "", fix)
     return UserError(f"sbatch refuses the job: {words}", where("slurm"), _FIX)

@@ -6,9 +6,8 @@ are UTC in ISO 8601, ages and durations are seconds. Keys are only ever added.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from types import MappingProxyType
 
 from orchestrator.brain import stragglers, training
@@ -17,7 +16,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import AttemptFacts, Facts, JobGoal, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
-from orchestrator.brain.scheduling import checkpoint_trust, fence, placement, restart_policy
+from orchestrator.brain.scheduling import checkpoint_trust, placement, restart_policy
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import Fault
 from orchestrator.core.jobdir import status_file
@@ -32,17 +31,15 @@ from orchestrator.core.jobdir.status_file import (
     StragglerStatus,
     TransferStatus,
     iso,
-    time_of_day,
 )
 from orchestrator.core.status_types import NOT_MEASURED, NOT_REPORTED, Suspicion
 from orchestrator.core.text import one_line_fault, what_and_fix
+from orchestrator.supervisor import wait_texts
+from orchestrator.supervisor.wait_texts import MISSING_SHOWN, Now
 
 __all__ = ["ENDED", "Now", "iso", "reason", "state", "status"]
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
-
-MISSING_SHOWN = 4
-"""The number of awaited nodes that a reason names."""
 
 PASSED_SHOWN = 3
 """The number of passed checkpoints that notices name."""
@@ -51,22 +48,6 @@ _SETUP_TOPICS = (d.NoticeTopic.ALONE, d.NoticeTopic.STEPS, d.NoticeTopic.LOSS, d
 """What notices of a status are about; hangs are its suspicion, slow ranks its stragglers."""
 
 _PROCESS_STATES = {"T": "stopped", "t": "traced", "Z": "zombie", "D": "disk wait", "X": "dead"}
-
-
-@dataclass(frozen=True, slots=True)
-class Now:
-    """The present on both clocks, to turn job clock readings into times of day and ages."""
-
-    job_s: float
-    wall_s: float
-
-    def iso(self, at_s: float | None) -> str | None:
-        """Return the time of day of a job clock reading."""
-        return None if at_s is None else iso(self.wall_s - (self.job_s - at_s))
-
-    def age_s(self, at_s: float) -> float:
-        """Return how long ago a job clock reading was."""
-        return round(max(0.0, self.job_s - at_s), 1)
 
 
 def state(facts: Facts) -> str:
@@ -157,17 +138,18 @@ def reason(facts: Facts, now: Now | None = None) -> str:
     if attempt is None:
         return _queue_text(facts)
     if attempt.verdict is not None:
-        return f"{attempt.verdict.kind.value}: {attempt.verdict.summary}{_fence_text(facts, attempt, now)}{_compare_text(facts)}"
+        return f"{attempt.verdict.kind.value}: {attempt.verdict.summary}{wait_texts.fence_text(facts, attempt, now)}{wait_texts.compare_text(facts)}"
     coming = sorted(checkpoint.main for checkpoint in facts.checkpoints.values() if checkpoint.is_in_transit)
     if coming and attempt.phase is Phase.STOP:
         return f"waiting for {', '.join(coming[:MISSING_SHOWN])} to be fetched"
     if asked := _user_request(facts, attempt):
-        return f"{asked}{_fence_text(facts, attempt, now)}{_compare_text(facts)}"
+        return f"{asked}{wait_texts.fence_text(facts, attempt, now)}{wait_texts.compare_text(facts)}"
     if placement.is_queued(facts):
         return _queue_text(facts)
     if attempt.running_at is None and facts.past_attempts and facts.past_attempts[-1].verdict is not None:
         last = facts.past_attempts[-1].verdict
-        return f"attempt {facts.past_attempts[-1].number} ended: {last.kind.value}: {last.summary}"
+        awaited = wait_texts.host_text(facts, attempt, now)
+        return f"attempt {facts.past_attempts[-1].number} ended: {last.kind.value}: {last.summary}{awaited}"
     missing = [
         f"{node.name} ({_absence_reason(node)})"
         for node in facts.gang or facts.nodes.values()
@@ -202,32 +184,6 @@ _AGENT_STATE_TEXTS = {
     AgentState.SILENT: "silent",
     AgentState.UP: "up",
 }
-
-
-def _fence_text(facts: Facts, attempt: AttemptFacts, now: Now | None) -> str:
-    """Return which silent nodes a restart waits for, so that two attempts never run at the same time, until when at most,
-    and which spare then takes over."""
-    silent = [
-        node
-        for node in facts.every_node()
-        if node.agent_state is not AgentState.UP and not node.is_clear(attempt.number)
-    ]
-    if attempt.phase is not Phase.STOP or not silent or facts.limits is None or facts.broken_at() is None:
-        return ""
-    names = ", ".join(node.name for node in silent[:MISSING_SHOWN])
-    until_s = max(fence.clear_at(facts, attempt, node, now.job_s) for node in silent) if now else math.inf
-    at = now.iso(until_s) if now and until_s < math.inf else None
-    until = f", until {time_of_day(at)} at the latest" if at else ""
-    spare = next((node.name for node in facts.spares if node.agent_state is AgentState.UP), "")
-    takeover = f"; then {spare} takes over" if spare else ""
-    return f"; waiting for the end of ranks on {names}{until}{takeover}"
-
-
-def _compare_text(facts: Facts) -> str:
-    attempt = facts.attempt
-    if attempt is None or attempt.compare_ordered_at is None or attempt.checkpoint_to_compare not in facts.checkpoints:
-        return ""
-    return f"; {facts.checkpoints[attempt.checkpoint_to_compare].main} is verified first"
 
 
 def verdict(judged: d.Verdict, judged_at: float) -> Json:

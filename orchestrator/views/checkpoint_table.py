@@ -67,7 +67,10 @@ def _row(entry: Json, folder: str) -> list[Cell]:
         Cell(or_dash(entry["step"])),
         Cell(size(entry["bytes"])),
         Cell(entry["written_at"][:19].replace("T", " ")),
-        Cell(entry["state"], _STYLES.get(entry["state"], "")),
+        Cell(
+            "complete" if entry["state"] == CheckpointState.WHOLE.value else entry["state"],
+            _STYLES.get(entry["state"], ""),
+        ),
         Cell(f"{_location(entry, folder)}{files}{content}"),
     ]
 
@@ -103,8 +106,8 @@ def _short_path(path: str, folder: str) -> str:
 
 
 def _strip_name(main: str, why: str) -> str:
-    """Return a reason without the name of the checkpoint, which is shown beside it."""
-    return why.removeprefix(f"{main} ")
+    """Return a reason with `it` for the name of the checkpoint, which is shown beside it."""
+    return f"it {why.removeprefix(name)}" if why.startswith(name := f"{main} ") else why
 
 
 def _adoptable_lines(adoptable: Sequence[Json], job: str, folder: str) -> Iterator[Line]:
@@ -130,12 +133,18 @@ def folder_lines(where: Json) -> list[Line]:
     """Return where a job's files are, a line for each place."""
     start, folder = where["start"], where["dir"]
     written = f"  {format_count(where['written'], 'file')} written by ranks" if where["written"] else ""
-    lines = [_labelled("folder", folder), _labelled("start", f"{start}{written}")]
+    lines = [_folder_line("folder", folder), _folder_line("code", f"{start}{written}")]
     for link in where["links"]:
-        lines.append(_labelled("", f"{link['name']} -> {link['to']}, which jobs of this workdir share"))
+        lines.append(_folder_line("", f"{link['name']} -> {link['to']}, which jobs of this workdir share"))
     for place in where["checkpoints"]:
-        lines.append(_labelled("saved", f"{place['dir']}  {format_count(place['whole'], 'complete checkpoint')}"))
-    return [*lines, _labelled("logs", where["logs"])]
+        lines.append(
+            _folder_line("checkpoints", f"{place['dir']}  {format_count(place['whole'], 'complete checkpoint')}")
+        )
+    return [*lines, _folder_line("logs", where["logs"])]
+
+
+def _folder_line(label: str, text: str) -> Line:
+    return line(f"  {label:<13}{text}")
 
 
 def end_lines(where: Json) -> list[Line]:
@@ -148,7 +157,12 @@ def end_lines(where: Json) -> list[Line]:
     many = f": {', '.join([*saved, *written])}" if saved or written else ""
     lines = [line("folder      ", where["dir"], many)]
     if path := where["checkpoint_path"]:
-        lines.append(line("job file    ", f'checkpoint: {{path: "{path}"}} finds them, for resume_args'))
+        lines.append(
+            line(
+                "job file    ",
+                f'checkpoint: {{path: "{path}"}} names them, if your script gets its checkpoint by resume_args',
+            )
+        )
     return lines
 
 

@@ -44,7 +44,8 @@ def commands(why: Json, job: str) -> list[tuple[str, str]]:
 def _resume_text(why: Json) -> str:
     """Say where the next attempt would start, and how many steps it would repeat."""
     saved, has_ended = why.get("checkpoint"), why["state"] in ("FAILED", "CANCELLED")
-    who = "orch resume" if has_ended else "a restart"
+    code = ", with the code as submitted," if why["state"] == "FAILED" else ""
+    who = f"orch resume{code}" if has_ended else "a restart"
     if misfit := why.get("misfit"):
         return f"a restart is refused: {shorten_paths(misfit['path'], why.get('dir', ''))} {misfit['why']}"
     if not saved:

@@ -163,7 +163,8 @@ def _time_range(began: str, ended: str | None) -> str:
 def _outcome(attempt: Json, state: str) -> str:
     """Return how an attempt without a verdict ended; a cancelled job may have been resumed since."""
     if attempt["ended_at"] is None:
-        return "waiting for nodes" if state == "QUEUED" else "running"
+        is_starting = state in ("STARTING", "RESTARTING") and attempt["first_step"] is None
+        return "waiting for nodes" if state == "QUEUED" else "starting" if is_starting else "running"
     if attempt.get("job_end") == "CANCELLED":
         return "stopped by orch cancel"
     if attempt.get("job_end") == "FAILED" and attempt.get("ended_why"):
@@ -217,7 +218,7 @@ def transition(why: Json, number: int, last_text: str = "") -> str:
     verdict = ended["verdict"]
     failure = shorten_paths(f"{verdict['kind']}: {verdict['head']}", why["dir"]) if verdict else ""
     end = f"; attempt {number - 1} {f'ended: {failure}' if verdict else _outcome(ended, why['state'])}"
-    text = f"{resume_source_text(begun)}{'' if failure and last_text.endswith(failure) else end}"
+    text = f"{resume_source_text(begun)}{'' if failure and failure in last_text else end}"
     return cut(shorten_paths(text, why["dir"]), SENTENCE_CHARS_MAX)
 
 

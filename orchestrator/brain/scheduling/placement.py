@@ -102,7 +102,7 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
     )
     if ready >= pool.nodes or (usable >= pool.nodes and _is_busy_anywhere(facts)):
         return None
-    missing = [node for node in facts.nodes.values() if node.lost_earlier and node.agent_state is not AgentState.UP]
+    missing = _missing_hosts(facts)
     if missing and usable >= pool.nodes and _count_available(facts, deadlines) >= pool.nodes:
         return None  # others may take the place of the lost ones
     if missing:
@@ -114,6 +114,28 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
     needed = "1 host is" if pool.nodes == 1 else f"{pool.nodes} hosts are"
     head = f"{needed} needed, and {usable} of {len(facts.nodes)} can be used"
     return _verdict(facts, attempt, VerdictKind.LAUNCH, head, reasons, end=f"; {reasons[0]}")
+
+
+def awaited_host(facts: Facts, attempt: AttemptFacts, now_s: float) -> tuple[NodeFacts, float] | None:
+    """Return the lost host that an attempt waits for, as no other can replace it, and until when (job clock)."""
+    if facts.pool is None or facts.limits is None or attempt.placed_at is not None:
+        return None
+    missing = _missing_hosts(facts)
+    if not missing or _count_available(facts, Deadlines(now_s)) >= facts.pool.nodes:
+        return None
+    return missing[0], _return_limit_at(attempt, missing[0], facts.limits.node_timeout_s)
+
+
+def _missing_hosts(facts: Facts) -> list[NodeFacts]:
+    """Return the hosts that were lost and have not come back."""
+    return [node for node in facts.nodes.values() if node.lost_earlier and node.agent_state is not AgentState.UP]
+
+
+def _return_limit_at(attempt: AttemptFacts, node: NodeFacts, timeout_s: float) -> float:
+    """Return until when a lost host has time to come back: `node_timeout_s` in this attempt, and a multiple of it since
+    its last contact."""
+    since_s = max(attempt.began_at, attempt.watched_at, attempt.queued_at)
+    return max(since_s + timeout_s, node.contact_at + RETURN_TIMEOUTS * timeout_s)
 
 
 def queue_timeout_verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
@@ -139,12 +161,10 @@ def queue_timeout_verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadli
 def _lost_hosts_verdict(
     facts: Facts, attempt: AttemptFacts, missing: list[NodeFacts], ready: int, deadlines: Deadlines
 ) -> Verdict | None:
-    """Return the verdict on lost hosts without a substitute, once they have had time to come back: `node_timeout_s` in
-    this attempt, and a multiple of it since their last contact."""
+    """Return the verdict on lost hosts without a substitute, once they have had time to come back."""
     assert facts.pool is not None and facts.limits is not None
-    node, timeout_s = missing[0], facts.limits.node_timeout_s
-    since_s = max(attempt.began_at, attempt.watched_at, attempt.queued_at)
-    if not deadlines.passed(max(since_s + timeout_s, node.contact_at + RETURN_TIMEOUTS * timeout_s)):
+    node = missing[0]
+    if not deadlines.passed(_return_limit_at(attempt, node, facts.limits.node_timeout_s)):
         return None
     summary = (
         f"{node.name} has not come back within {deadlines.now_s - node.contact_at:.0f} s ({node.lost_earlier}), and no other"

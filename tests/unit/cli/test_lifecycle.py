@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import lifecycle
+from orchestrator.cli import group, lifecycle
 from orchestrator.client.job import Job
 from orchestrator.core import codec
 from tests.support import folders, jobs
@@ -59,3 +59,15 @@ def test_submit_warns_with_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str
     said = capsys.readouterr()
     assert said.err.startswith("warning: checkpoint.keep deletes") and "\n  fix: leave checkpoint.keep out" in said.err
     assert json.loads(said.out)["id"] == job.id
+
+
+def test_follow_without_past_shows_no_old_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A resume is followed from here on: lines of earlier attempts are not repeated."""
+    job = Job(folders.failed(tmp_path))
+    log = job.folder.rank_log(1, 0)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("an old line\n")
+    group.follow_job(job)
+    assert "an old line" in capsys.readouterr().out
+    group.follow_job(job, tail=0)
+    assert "an old line" not in capsys.readouterr().out

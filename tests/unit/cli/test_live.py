@@ -71,8 +71,8 @@ def test_suspicion_and_its_end_are_shown_once(tmp_path: Path, capsys: pytest.Cap
     said = [line.rpartition("  ")[2] for line in lines]
     assert len(lines) == 4
     assert (
-        said[1].startswith("rank 2 is stopped for 1 s; will be ended at ")
-        and "; to do it now: orch restart gpt" in said[1]
+        said[1].startswith("rank 2 is stopped for 1 s; the attempt ends at ")
+        and "; to end it now: orch restart gpt" in said[1]
     )
     assert said[2] == "running again"
     assert "SUCCEEDED" in lines[3]

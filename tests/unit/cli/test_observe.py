@@ -47,9 +47,9 @@ def test_folder_shows_locations_of_job_files(job: JobDir, capsys: pytest.Capture
     assert app.run(["folder"]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
         ["folder", str(job.root)],
-        ["start", str(job.code), "1", "file", "written", "by", "ranks"],
+        ["code", str(job.code), "1", "file", "written", "by", "ranks"],
         f"results -> {job.root.parents[1]}, which jobs of this workdir share".split(),
-        ["saved", str(job.checkpoints), "1", "complete", "checkpoint"],
+        ["checkpoints", str(job.checkpoints), "1", "complete", "checkpoint"],
         ["logs", str(job.logs)],
     ]
     assert app.run(["folder", "--json"]) == 0
@@ -70,7 +70,7 @@ def test_why_shows_resume_checkpoint_from_current_files(job: JobDir, capsys: pyt
     assert "orch checkpoints shows 1 file that it could start from\n" in capsys.readouterr().out
     _adopt(job)
     assert app.run(["why"]) == 0
-    assert "orch resume would continue at step 7 (mine.pt)" in capsys.readouterr().out
+    assert "would continue at step 7 (mine.pt)" in capsys.readouterr().out
     (job.checkpoints / "mine.pt").unlink()
     assert app.run(["why", "--json"]) == 0
     why = json.loads(capsys.readouterr().out)

@@ -90,7 +90,7 @@ def test_table_fits_narrow_terminal_except_commands_and_reasons() -> None:
 
 def test_overwritten_checkpoint_is_shown_if_nothing_else() -> None:
     text = _text(_save(1, **{**OVER, "why": "last.pt is gone"}))
-    assert "last.pt\n      is gone" in text and "a restart starts from the beginning" in text
+    assert "last.pt\n      it is gone" in text and "a restart starts from the beginning" in text
 
 
 def _whole(number: int, **fields: Any) -> Checkpoint:
@@ -133,16 +133,16 @@ WHERE: Json = {
 
 def test_checkpoint_folders_are_listed_by_line_and_inline() -> None:
     assert cells.plain_text(checkpoint_table.folder_lines(WHERE)).splitlines() == [
-        f"  folder  {jobs.ROOT}",
-        f"  start   {jobs.ROOT}/code  3 files written by ranks",
-        "          runs -> /home/me/runs, which jobs of this workdir share",
-        f"  saved   {jobs.ROOT}/code/out  2 complete checkpoints",
-        "  saved   /scratch/run  1 complete checkpoint",
-        f"  logs    {jobs.ROOT}/logs",
+        f"  folder       {jobs.ROOT}",
+        f"  code         {jobs.ROOT}/code  3 files written by ranks",
+        "               runs -> /home/me/runs, which jobs of this workdir share",
+        f"  checkpoints  {jobs.ROOT}/code/out  2 complete checkpoints",
+        "  checkpoints  /scratch/run  1 complete checkpoint",
+        f"  logs         {jobs.ROOT}/logs",
     ]
     assert cells.plain_text(checkpoint_table.end_lines(WHERE)).splitlines() == [
         f"folder      {jobs.ROOT}: 2 checkpoints in code/out, 1 checkpoint in /scratch/run, 3 files written in code",
-        'job file    checkpoint: {path: "{job_dir}/code/out/net_*.pth"} finds them, for resume_args',
+        'job file    checkpoint: {path: "{job_dir}/code/out/net_*.pth"} names them, if your script gets its checkpoint by resume_args',
     ]
     empty = {**WHERE, "written": 0, "links": [], "checkpoints": [], "checkpoint_path": None}
     assert cells.plain_text(checkpoint_table.end_lines(empty)) == f"folder      {jobs.ROOT}\n"

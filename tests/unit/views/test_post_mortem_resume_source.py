@@ -56,7 +56,7 @@ def test_attempt_shows_checkpoint_proof_and_skipped_newer_ones() -> None:
         ),
         (
             {"passed": [{"save": 2, "path": "step-22.pt", "step": 22, "why": "gone: step-22.pt is gone"}]},
-            " and repeat 5 steps\n  skipped: step-22.pt (step 22), gone: is gone\n",
+            " and repeat 5 steps\n  skipped: step-22.pt (step 22), gone: it is gone\n",
         ),
         (
             {

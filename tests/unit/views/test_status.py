@@ -221,7 +221,7 @@ def test_cancelled_attempt_stays_so_after_resume() -> None:
     news = [*RUNNING, e.CancelRequested(6.0, 1), ended]
     news += [e.ResumeRequested(8.0, 2), jobs.again(2, 9.0, ResumePoint(jobs.CKPT, 20))]
     text = cells.plain_text(post_mortem.post_mortem(jobs.told(news)))
-    assert "attempt 1  stopped by orch cancel" in text and "attempt 2  running" in text
+    assert "attempt 1  stopped by orch cancel" in text and "attempt 2  starting" in text
 
 
 def test_end_of_long_traceback_is_kept() -> None:
@@ -238,7 +238,7 @@ def test_suspicion_line_replaces_reason() -> None:
         "reason": "rank 2 is stopped or a zombie (state T or Z)",
     }
     text = cells.plain_text(status_view.job(_status(RUNNING, 6.0, **more), reference="gpt"))
-    then = "will be ended at 11:06:48 UTC unless it moves; to do it now: orch restart gpt"
+    then = "the attempt ends at 11:06:48 UTC unless a rank moves; to end it now: orch restart gpt"
     assert f"\nsuspicion   {said}\n            {then}\n" in text
     assert "stands still" not in text
     assert [line.split()[3:5] for line in text.splitlines() if line.startswith("2 ")] == [["stuck", "3.0s"]]
@@ -393,7 +393,8 @@ def test_running_jobs_post_mortem_agrees_with_status() -> None:
     text = cells.plain_text(post_mortem.post_mortem(told, "gpt"))
     assert "running, steps 1 to 33" in text and "at step 20 (step-20.pt) and repeat 13 steps" in text
     assert (
-        "suspicion   rank 2 stands\n            will be ended at 11:06:48 UTC" in text and "orch restart gpt\n" in text
+        "suspicion   rank 2 stands\n            the attempt ends at 11:06:48 UTC" in text
+        and "orch restart gpt\n" in text
     )
     add_live_status(told, _status(RUNNING, 6.0, written_s=61.0, full_disk="/jobs/g"))
     lines = cells.plain_text(post_mortem.post_mortem(told, "gpt")).splitlines()

@@ -62,7 +62,7 @@ def dial(target: Target) -> socket.socket:
         why_not = getattr(err, "strerror", None) or str(err)
         raise LaunchError("connect", f"no address is known for {target.hostname}: {why_not}", fix) from err
     except OSError as err:
-        fix = f"is it up, and does sshd listen there? `ssh -v {target.port_option}{target.host} true`"
+        fix = f"check that the host is up and that sshd listens there: `ssh -v {target.port_option}{target.host} true`"
         if isinstance(err, TimeoutError):
             why = f"{describe_address(target)} did not answer within {target.connect_s_max:g} s"
             raise LaunchError("connect", why, fix) from err
