@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
 from typing import Any
 
@@ -47,7 +46,7 @@ FOUND = d.Verdict(
     culprit="rank 2 on gpu03: in read() of data/shard-17.bin, train.py:88 load_batch (DataLoader of the main thread)",
     waiting="ranks 0-1,3-7 in all_reduce #9,655 (default group), entered 9 s ago; rank 2 never entered it",
 )  # fmt: skip
-BEFORE = dataclasses.replace(FOUND, since_s=20.0)
+BEFORE = replace(FOUND, since_s=20.0)
 GONE_ON = d.Notice(40.0, "step 1,201 was made", 1, d.NoticeTopic.HANG, withdrawn=True)
 AFTER = [*jobs.stopped(1, 66.1), jobs.again(2, 67.0, ResumePoint(jobs.CKPT, 20)), *jobs.running(2, 67.1, 1)]
 DESYNC = d.Verdict(
