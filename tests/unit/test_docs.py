@@ -360,3 +360,18 @@ def _one_crash() -> list[JournalEntry]:
         d.Judge(1.0, "s", 1, verdict),
     )
     return [JournalEntry(number, 0.0, 0.0, "", "", 0, one) for number, one in enumerate(news, 1)]
+
+
+OTHERS_NAMES = {"ROOM", "test_MODULE", "set_default_dtype"}
+"""Names in those pages that are placeholders or torch's."""
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md", "tests/README.md"])
+def test_quoted_names_of_code_exist(page: str) -> None:
+    """A renamed class, function or module is renamed where a page quotes it."""
+    known = set(OTHERS_NAMES)
+    for folder in ("orchestrator", "tests", "docs", "bench"):
+        for path in (ROOT / folder).rglob("*.py"):
+            known |= {*re.findall(r"\w+", path.read_text()), *path.with_suffix("").parts}
+    quoted = re.findall(r"`([A-Za-z_][\w./]*)(?:\(\))?`", (ROOT / page).read_text())
+    assert [name for name in quoted if not known.issuperset(filter(None, re.split(r"[./]", name)))] == []
