@@ -73,3 +73,5 @@ esac
     assert watch.latest(1002.0).rank_use([72], "0") == (0.97, 5120 << 20)
     assert len((tmp_path / "asked").read_text().splitlines()) == 2, "no rank uses a GPU, so none is asked how it is"
     assert watch.latest(1000.0 + gpu_use.STALE_S).text == ""
+    if watch._thread is not None:  # it asks again, beside the next test
+        watch._thread.join(20)
