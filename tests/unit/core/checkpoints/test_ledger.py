@@ -75,6 +75,19 @@ def test_checkpoint_round_trips_and_changes_add_up(tmp_path: Path) -> None:
     assert book(tmp_path).next_number == 3 and book(tmp_path / "none").next_number == 1
 
 
+def test_ledger_of_version_0_1_is_read_and_continued(tmp_path: Path) -> None:
+    """Its lines had other names for the files and locations of a checkpoint; a later change counts."""
+    old = saved(1, files=PIECES, locations=(FileLocation("n0", "/data", ("a",)),))
+    file = enter(tmp_path, old)
+    former = {"files": "pieces", "locations": "places", "is_in_transit": "is_coming"}
+    line = {former.get(name, name): value for name, value in json.loads(file.read_text()).items()}
+    file.write_text(json.dumps(line) + "\n")
+    assert read(tmp_path) == {1: old}
+    moved = dataclasses.replace(old, locations=(FileLocation("", "/ckpt"),))
+    enter(tmp_path, moved)
+    assert read(tmp_path) == {1: moved}
+
+
 def test_unchanged_entry_is_not_written(tmp_path: Path) -> None:
     file = enter(tmp_path, saved(1))
     before = file.read_bytes()
