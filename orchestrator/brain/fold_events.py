@@ -175,7 +175,8 @@ def _note_queued(facts: Facts, at: float) -> None:
 
 
 def _from_node(facts: Facts, news: e.FromNode) -> None:
-    """Fold a report: its sender lives. All else counts only in the current attempt, but that nothing runs any more."""
+    """Fold a report: its sender lives. All else counts only in the current attempt, but that nothing runs any more, and the states
+    of GPUs."""
     node, report, attempt = facts.node(news.node), news.report, facts.attempt
     if node is None:
         return

@@ -21,11 +21,9 @@ _SIGN_TIMES = tuple(field.name for field in fields(SignTimes))
 def fold(rank: RankFacts, beat: RankHeartbeat, at: float, watched_at: float) -> None:
     """Fold what a beat says of a living rank; `suspicion.SIGNS` defines which parts of it are signs of life."""
     rank.usage = rank.usage if beat.usage is None else beat.usage
-    rank.training = rank.training if beat.training is None else beat.training
-    if beat.training is not None and (loss := beat.training.loss) is not None:
-        if math.isfinite(loss):
-            rank.finite_loss, rank.finite_steps = loss, rank.loss_steps
-        rank.loss_steps = max(rank.loss_steps, beat.steps)
+    if beat.training is not None:
+        _fold_loss(rank, beat.training.loss, beat.steps)
+        rank.training = beat.training
     if beat.seen is not None:
         rank.steps, rank.state, rank.log_bytes, rank.cpu_s = (
             beat.steps,
@@ -56,6 +54,17 @@ def fold(rank: RankFacts, beat: RankHeartbeat, at: float, watched_at: float) -> 
     if beat.groups or beat.usage is not None or beat.training is not None:
         beat = replace(beat, groups=(), collective_counts=(), usage=None, training=None)
     rank.beat = beat
+
+
+def _fold_loss(rank: RankFacts, loss: float | None, steps: int) -> None:
+    """Fold a report of a loss at this step. Reports repeat the last loss until there is another: only one that differs shows
+    that the weights were sound at the report before."""
+    if loss is None:
+        return
+    is_new = rank.training is None or rank.training.loss != loss
+    if is_new and math.isfinite(loss):
+        rank.finite_loss, rank.finite_steps = loss, rank.loss_steps
+    rank.loss_steps = max(rank.loss_steps, steps)
 
 
 def coalesce_heartbeats(facts: Facts, node: str, at: float) -> e.FromNode:

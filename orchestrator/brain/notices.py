@@ -22,7 +22,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import NoticeTopic
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
-from orchestrator.brain.model.rank_facts import RankFacts
+from orchestrator.brain.model.rank_facts import REPORTING_RANKS_MAX, RankFacts
 from orchestrator.core.errors import Fault
 from orchestrator.core.observations import Framework
 from orchestrator.core.status_types import NOT_REPORTED
@@ -92,9 +92,7 @@ def find_contradictions(facts: Facts) -> list[str]:
 
 def _loss_notice(facts: Facts, attempt: AttemptFacts, now_s: float) -> d.Notice | None:
     """Return the notice of a loss that is not finite, or its withdrawal."""
-    losses = (
-        rank.training.loss for rank in islice(facts.ranks.values(), training.REPORTING_RANKS_MAX) if rank.training
-    )
+    losses = (rank.training.loss for rank in islice(facts.ranks.values(), REPORTING_RANKS_MAX) if rank.training)
     loss, active = (
         next((loss for loss in losses if loss is not None), None),
         attempt.active_notice(NoticeTopic.LOSS),

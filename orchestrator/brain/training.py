@@ -6,10 +6,8 @@ from dataclasses import replace
 from itertools import islice
 
 from orchestrator.brain.model.facts import Facts
+from orchestrator.brain.model.rank_facts import REPORTING_RANKS_MAX
 from orchestrator.core.status_types import NOT_REPORTED, Training
-
-REPORTING_RANKS_MAX = 16
-"""How many ranks' reports are read for the job's loss."""
 
 LAG_SHARE, LAG_S = 0.05, 10.0
 """Largest difference between a reported and a counted step if the script counts steps, too: reports are seconds old."""

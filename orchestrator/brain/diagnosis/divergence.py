@@ -14,13 +14,10 @@ from itertools import islice
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Evidence, Verdict, VerdictKind
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
-from orchestrator.brain.model.rank_facts import RankFacts
+from orchestrator.brain.model.rank_facts import REPORTING_RANKS_MAX, RankFacts
 
 LOSSES_MIN = 2
 """How many losses in a row must not be finite."""
-
-RANKS_MAX = 16
-"""How many ranks are asked for their losses."""
 
 
 def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
@@ -60,5 +57,5 @@ def sound_step(facts: Facts, attempt: AttemptFacts) -> int:
 
 
 def _diverged(facts: Facts) -> RankFacts | None:
-    ranks = islice(facts.ranks.values(), RANKS_MAX)
+    ranks = islice(facts.ranks.values(), REPORTING_RANKS_MAX)
     return next((rank for rank in ranks if rank.beat.nonfinite_losses >= LOSSES_MIN), None)

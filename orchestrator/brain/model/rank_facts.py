@@ -38,6 +38,10 @@ class Straggler:
         return self.own_work_s / self.peers_s
 
 
+REPORTING_RANKS_MAX = 16
+"""How many ranks' reports are read for the job's loss."""
+
+
 @dataclass(slots=True)
 class RankFacts:
     """One rank in the current attempt."""

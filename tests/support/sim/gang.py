@@ -76,8 +76,9 @@ class Rank:
     @property
     def training(self) -> Training | None:
         """Return what it prints of its training."""
-        last = self.gang.world.night.odd_loss[1]
-        return Training(ReportedNumber("inf" if self.nonfinite_losses else 1.0)) if last and self.count else None
+        last, step = self.gang.world.night.odd_loss[1], self.gang.base + self.count
+        loss = ReportedNumber("inf" if self.nonfinite_losses else 1.0 + step / 100)
+        return Training(loss) if last and self.count else None
 
     @property
     def nonfinite_losses(self) -> int:

@@ -96,7 +96,7 @@ def test_divergence_after_passing_first_rolls_back() -> None:
     story.stop_all()
     story.run(2)
     for step in (10, 30, 50):
-        report(story, step, 2.0, attempt=2)
+        report(story, step, 2.0 - step / 100, attempt=2)
     story.hear(story.saved(60, 2))
     report(story, 70, math.nan, attempt=2)
     verdict = [one for one in story.said if isinstance(one, d.Judge)][-1].verdict
@@ -119,3 +119,15 @@ def test_first_attempt_without_a_finite_loss_fails() -> None:
     verdict = only(story.said, d.Judge).verdict
     assert not verdict.retry
     assert "no loss of it was finite" in verdict.evidence[0]
+
+
+def test_repeated_report_of_one_loss_proves_no_later_step_sound() -> None:
+    """A script that prints seldom: reports repeat its last loss every few seconds."""
+    story = Story(1, on_nan="rollback")
+    story.run()
+    for step, loss in ((10, 2.4), (20, 2.3), (30, 2.3), (40, 2.3), (50, 2.3)):
+        report(story, step, loss)
+    story.hear(story.saved(10), story.saved(40))
+    report(story, 60, math.nan)
+    assert only(story.said, d.Judge).verdict.evidence == ("the loss was finite up to step 10",)
+    assert only(story.stop_all(), d.BeginAttempt).resume == at(10)
