@@ -103,7 +103,7 @@ class GpuPoller:
             report(reports.GpusChanged(attempt, states))
 
     def _poll(self, tool: str, now_s: float) -> None:
-        self.states.ask(tool)  # first: a verdict may wait for it
+        self.states.ask(tool)  # first: the next attempt may begin before the rest is known
         self._latest, self._asked_s = _read_use(tool), now_s
 
 

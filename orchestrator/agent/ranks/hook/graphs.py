@@ -14,20 +14,18 @@ class Graphs:
         """`count_step` counts one step of an optimizer."""
         self._count_step = count_step
         self._capturing: list[ref[Any]] | None = None
-        self._reference: Callable[[Any], ref[Any]] | None = None
 
     def watch(self, kind: "Any") -> None:
         """Wrap the methods of `torch.cuda.CUDAGraph` by which a graph is captured and replayed."""
         import functools
-        import weakref
 
-        self._reference = weakref.ref
         begin, end, replay = kind.capture_begin, kind.capture_end, kind.replay
 
         @functools.wraps(begin)
         def capture_begin(graph: "Any", *args: "Any", **kwargs: "Any") -> "Any":
-            graph._orch_steps = self._capturing = []
-            return begin(graph, *args, **kwargs)
+            result = begin(graph, *args, **kwargs)
+            graph._orch_steps = self._capturing = []  # only once it captures
+            return result
 
         @functools.wraps(end)
         def capture_end(graph: "Any") -> "Any":
@@ -46,7 +44,9 @@ class Graphs:
 
     def captures(self, optimizer: object) -> bool:
         """Return whether a step of this optimizer is only captured: it is noted for the replays of its graph."""
-        if self._capturing is None or self._reference is None:
+        if self._capturing is None:
             return False
-        self._capturing.append(self._reference(optimizer))
+        import weakref
+
+        self._capturing.append(weakref.ref(optimizer))
         return True
