@@ -49,6 +49,8 @@ def fold(rank: RankFacts, beat: RankHeartbeat, at: float, watched_at: float) -> 
         if rank.steps:  # time without a supervisor is not a pause
             rank.pause_s = max(rank.pause_s, at - max(rank.step_at, watched_at))
         rank.steps, rank.step_at = max(beat.steps, rank.steps), at
+    if beat.passes > rank.beat.passes:
+        rank.pass_at = at
     rank.log_bytes = max(rank.log_bytes, beat.log_bytes)
     rank.beat_at = at
     if beat.groups or beat.usage is not None or beat.training is not None:

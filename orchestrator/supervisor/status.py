@@ -275,7 +275,11 @@ def _progress(facts: Facts) -> str | None:
     """Return the progress bar of a job that makes no steps: that of the first rank that has one, as people read it."""
     if facts.attempt is None or facts.steps_made:
         return None
-    return next((rank.beat.progress for rank in facts.ranks.values() if rank.beat.progress), None)
+    return next((text for rank in facts.ranks.values() if (text := _rank_progress(rank))), None)
+
+
+def _rank_progress(rank: RankFacts) -> str | None:
+    return rank.beat.progress or (f"{rank.beat.passes} backward passes" if rank.beat.passes else None)
 
 
 def _node(facts: Facts, node: NodeFacts, now: Now, host: str, reason: str) -> NodeStatus:
@@ -320,7 +324,7 @@ def _rank(base: int, rank: RankFacts, now: Now, local: int, rate_per_s: float | 
         steps_per_s=round(rate_per_s, 3) if rate_per_s is not None else None,
         beat_s=now.age_s(rank.beat_at) if alive else None,
         exit=rank.code if rank.signal is None else -rank.signal,
-        progress=rank.beat.progress or None,
+        progress=_rank_progress(rank),
         training=training.estimate_progress(reported, step, total, rate_per_s if alive else 0.0),
         usage=(rank.usage if alive else None) or NOT_MEASURED,
         step_age_s=now.age_s(rank.step_at) if alive and rank.steps else None,

@@ -213,13 +213,14 @@ class NodeRanks:
         counts = process.counter.collective_counts(before, last.rows)
         io_bytes = process.io_counter.total_bytes(now_s)
         usage, training = process.metrics.measure_if_due(process.io_counter.pids, now_s)
+        passes, median_pass_s = process.counter.backward_passes()
         return reports.RankHeartbeat(
             process.rank, last.step, state, process.log_bytes, cpu_s,
             io_bytes=io_bytes, median_step_s=process.counter.median_step_s(),
             own_work_s=process.local_compute.poll(process.counter, now_s) if last.rows else None, exiting=process.is_exiting(),
             groups=tuple(group.key for group in process.counter.groups()), collective_counts=counts,
             optimizer_steps=last.rows, alone=process.counter.framework_without_group(), progress=process.metrics.printed.progress(last.rows),
-            rate_per_s=process.counter.rate_per_s(), nonfinite_losses=process.metrics.nonfinite_losses(), usage=usage,
+            passes=passes, median_pass_s=median_pass_s, rate_per_s=process.counter.rate_per_s(), nonfinite_losses=process.metrics.nonfinite_losses(), usage=usage,
             training=training,
         )  # fmt: skip
 

@@ -27,10 +27,12 @@ from orchestrator.agent.ranks.hook.layout import (
     FRAMEWORKS,
     GROUPS_FILE,
     GROUPS_WORD,
+    MAGIC_WORD,
     NO_GROUP_WORD,
     NO_STEP_WORD,
     OPTIMIZER_COLUMN,
     OPTIMIZERS_MAX,
+    PASSES_WORD,
     PID_WORD,
     RING_STEPS,
     RING_WORD,
@@ -51,6 +53,9 @@ RATE_STEPS_MAX = 32
 RATE_WINDOW_NS = 10_000_000_000
 MEDIAN_STEPS_MAX = 128
 MEDIAN_STEPS_MIN = 3
+PASSES_MIN = 16
+"""Backward passes of a rank without steps count from here on: an optimizer may step only after some of them."""
+
 SHORT_SHARE = 0.25
 """Steps shorter than this part of the long ones belong to the same iteration of the training loop: where several
 optimizers step one after the other, the median is that of the time between two iterations."""
@@ -154,8 +159,8 @@ class StepCounter:
         return observations.Framework(FRAMEWORKS[number - 1]) if 0 < number <= len(FRAMEWORKS) else None
 
     def made_no_step(self) -> bool:
-        """Return whether the rank ends without a step though its script trains."""
-        return self._words[NO_STEP_WORD] == 1 and self.read() == NO_STEP
+        """Return whether the rank ends without a step though its script trains, and not with an update of its own."""
+        return self._words[NO_STEP_WORD] == 1 and self.read() == NO_STEP and not self.backward_passes()[0]
 
     def exiting_pid(self) -> int | None:
         """Return the process that is exiting: it has nothing left to do but to end. None while the rank runs."""
@@ -179,7 +184,14 @@ class StepCounter:
 
     def median_step_s(self) -> float | None:
         """Return the median time between the last 128 steps, without an iteration's short ones; None before 3."""
-        last = self.read().rows
+        return self._median_s(self.read().rows)
+
+    def backward_passes(self) -> tuple[int, float | None]:
+        """Return how many backward passes a rank without steps has begun, and their median time; 0 before `PASSES_MIN`."""
+        count = self._words[PASSES_WORD]
+        return (0, None) if self._words[MAGIC_WORD] or count < PASSES_MIN else (count, self._median_s(count))
+
+    def _median_s(self, last: int) -> float | None:
         times_ns = [time_ns for time_ns in self._times_ns(max(1, last - MEDIAN_STEPS_MAX), last) if time_ns]
         durations_ns = sorted(b - a for a, b in itertools.pairwise(times_ns) if b > a)
         if len(durations_ns) < MEDIAN_STEPS_MIN:

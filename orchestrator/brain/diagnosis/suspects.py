@@ -100,10 +100,11 @@ def _stall_suspicion(facts: Facts, attempt: AttemptFacts, now_s: float) -> Suspi
     since_s, gang_at = suspicion.quiet_since(facts, attempt), suspicion.gang_progress_at(facts, attempt)
     if attempt.running_at is None or silence_s is None or now_s < since_s + silence_s or facts.are_ranks_done:
         return None
-    usual_step_s, has_stepped = suspicion.usual_step_s(facts), suspicion.has_stepped(facts)
-    for_s = now_s - gang_at
-    usual = f" (usual: {usual_step_s:.2g} s)" if usual_step_s is not None else ""
-    silent = f"no step {'' if has_stepped else 'yet '}for {for_s:.0f} s{usual}"
+    usual_pass_s = suspicion.usual_pass_s(facts)
+    usual_s, for_s = usual_pass_s or suspicion.usual_step_s(facts), now_s - gang_at
+    usual = f" (usual: {usual_s:.2g} s)" if usual_s is not None else ""
+    missed = "backward pass" if usual_pass_s else "step" if suspicion.has_stepped(facts) else "step yet"
+    silent = f"no {missed} for {for_s:.0f} s{usual}"
     if not _are_all_inspected(facts, attempt):
         return Suspicion(f"{silent}: inspecting", [], "", for_s, NextAction.UNKNOWN)
     working = [rank for rank in inspections.living_ranks(facts) if inspections.is_moving(attempt, rank)]

@@ -66,6 +66,10 @@ SIGNS = (
         "step", Weight.GANG, "an optimizer step was made",
         lambda rank, beat: beat.steps > rank.steps or beat.optimizer_steps > rank.beat.optimizer_steps,
     ),
+    Sign(
+        "backward pass", Weight.GANG, "a backward pass was begun in a job that has made no step, from the 16th of a rank on",
+        lambda rank, beat: beat.passes > rank.beat.passes,
+    ),
     Sign("log", Weight.RANK, "the rank's log has grown", lambda rank, beat: beat.log_bytes > rank.log_bytes),
     Sign(
         "I/O", Weight.RANK, "64 KiB or more read or written between two heartbeats: data, a checkpoint that grows",
@@ -114,6 +118,13 @@ def has_stepped(facts: Facts) -> bool:
     return facts.steps_made > 0
 
 
+def usual_pass_s(facts: Facts) -> float | None:
+    """Return the usual time of a backward pass in a job that has made no step, None where none is known."""
+    if has_stepped(facts) or not facts.passed_at:
+        return None
+    return max((rank.beat.median_pass_s or 0.0 for rank in facts.ranks.values()), default=0.0) or None
+
+
 def suspicious_silence_s(facts: Facts) -> float | None:
     """Return how long a silence must last now to be suspicious, None where none is."""
     assert facts.limits is not None
@@ -123,7 +134,8 @@ def suspicious_silence_s(facts: Facts) -> float | None:
     if facts.ended_well_at is not None:
         silence_s = EXIT_SUSPECT_S
     elif usual is None:
-        silence_s = START_SUSPECT_S
+        usual_s = usual_pass_s(facts)
+        silence_s = START_SUSPECT_S if usual_s is None else min(START_SUSPECT_S, USUAL_STEPS_FACTOR * usual_s)
     else:
         silence_s = USUAL_STEPS_FACTOR * usual
     return min(max(silence_s, SUSPECT_S_MIN), SUSPECT_S_MAX, facts.limits.hang_timeout_s or SUSPECT_S_MAX)
@@ -147,8 +159,9 @@ def start_limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -
 
 def gang_progress_at(facts: Facts, attempt: AttemptFacts) -> float:
     """Return when (job clock) the gang last made progress as a whole. Time without a supervisor does not count,
-    and a rank that ends well counts as a step."""
-    return max(attempt.running_at or 0.0, attempt.watched_at, facts.stepped_at, facts.ended_well_at or 0.0)
+    and a rank that ends well counts as a step. Backward passes count only where no rank makes steps."""
+    stepped_at = facts.stepped_at if has_stepped(facts) else facts.passed_at
+    return max(attempt.running_at or 0.0, attempt.watched_at, stepped_at, facts.ended_well_at or 0.0)
 
 
 def quiet_since(facts: Facts, attempt: AttemptFacts) -> float:

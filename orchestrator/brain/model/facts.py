@@ -184,9 +184,10 @@ class Facts:
     leaving: dict[str, NodeFacts] = field(default_factory=dict)
     ranks: dict[int, RankFacts] = field(default_factory=dict)
     # Of the ranks of the current attempt: the most steps that one has made, when (job clock) one was last seen to make a
-    # step, and to give a sign of progress, how many have exited, and when one last ended well.
+    # step, a backward pass without steps, and to give a sign of progress, how many have exited, and when one last ended well.
     steps_made: int = 0
     stepped_at: float = 0.0
+    passed_at: float = 0.0
     progress_at: float = 0.0
     exited_count: int = 0
     ended_well_at: float | None = None
@@ -359,7 +360,7 @@ class Facts:
     def forget_signs(self) -> None:
         """Reset the signs of life and progress: new ranks start."""
         self.steps_made, self.exited_count = ((self.attempt.earlier_steps if self.attempt is not None else 0), 0)
-        self.stepped_at, self.progress_at, self.ended_well_at = 0.0, 0.0, None
+        self.stepped_at, self.passed_at, self.progress_at, self.ended_well_at = 0.0, 0.0, 0.0, None
         self.group_members.clear()
         self.is_usual_known = False
 
@@ -368,6 +369,7 @@ class Facts:
         earlier = self.attempt.earlier_steps if self.attempt is not None else 0
         self.steps_made = max(self.steps_made, earlier + rank.steps)
         self.stepped_at = max(self.stepped_at, rank.step_at)
+        self.passed_at = max(self.passed_at, rank.pass_at)
         self.progress_at = max(self.progress_at, rank.sign_at)
 
     def note_median(self, previous_s: float | None, median_s: float | None) -> None:

@@ -77,6 +77,8 @@ class SignTimes:
     finite_loss: float | None = None
     finite_steps: int = 0
     loss_steps: int = 0
+    # Last backward pass of a rank without steps
+    pass_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,9 @@ class RankHeartbeat:
     alone: Framework | None = None
     # The last progress bar in the log of a rank that makes no steps, such as `37/1200 (tqdm)`; empty for none
     progress: str = ""
+    # Backward passes that a rank without steps has begun, 0 for few, and their median time
+    passes: int = 0
+    median_pass_s: float | None = None
     # Steps a second
     rate_per_s: float | None = None
     # How many of its losses in a row, up to the last, are not finite

@@ -168,7 +168,7 @@ def test_running_job_shows_steps_speed_pids_and_ages() -> None:
 
 FOR_THE_BRAIN = {"nonfinite_losses",
     "log_bytes", "cpu_s", "io_bytes", "median_step_s", "own_work_s", "exiting", "groups", "collective_counts",
-    "optimizer_steps", "alone", "seen",
+    "optimizer_steps", "alone", "seen", "median_pass_s",
 }  # fmt: skip
 """Fields of a heartbeat from which the brain judges; what it finds is shown, and not the field."""
 

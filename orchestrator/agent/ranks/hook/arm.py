@@ -120,6 +120,7 @@ class Hook:
         # A compiled optimizer.step would trace into the hook and warn about it; this mark keeps dynamo out.
         Steps.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
         register(self._steps.after_step)
+        self._when_imported("torch.autograd", "_make_grads", self._steps.watch_backward)
         self._when_imported("torch.cuda.graphs", "CUDAGraph", self._steps.graphs.watch)
 
     def _start_worker_server(self, server: "Callable[[str], object]") -> None:

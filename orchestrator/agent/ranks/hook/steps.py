@@ -18,6 +18,7 @@ from .layout import (
     NO_STEP_WORD,
     OPTIMIZER_COLUMN,
     OPTIMIZERS_MAX,
+    PASSES_WORD,
     PID_WORD,
     RING_STEPS,
     RING_WORD,
@@ -170,7 +171,26 @@ class Steps:
         self._time_ns = time.time_ns
         self._thread_id = get_native_id
         self._words: memoryview | None = None
+        self._passes: memoryview | None = None
         self._retry_at_ns: float = 0
+
+    def watch_backward(self, make_grads: "Callable[..., Any]") -> None:
+        """Count backward passes where torch prepares one: no frame of ours is on the stack while it runs."""
+        import functools
+
+        @functools.wraps(make_grads)
+        def count_and_make(*args: "Any", **kwargs: "Any") -> "Any":
+            self._notes.guard("backward passes", self._begin_pass)
+            return make_grads(*args, **kwargs)
+
+        sys.modules["torch.autograd"]._make_grads = count_and_make  # type: ignore[attr-defined]
+
+    def _begin_pass(self) -> None:
+        words = self._passes = self._passes or map_step_file(self._folder)
+        if not words[MAGIC_WORD]:  # no process of the rank has made a step
+            count = words[PASSES_WORD] + 1
+            words[RING_WORD + count % RING_STEPS] = self._time_ns()
+            words[PASSES_WORD] = count
 
     def after_step(self, optimizer: object, args: object, kwargs: object) -> None:
         """Run after each optimizer step, as torch's global hook. STEP_WORD is written last: once it is there, the
@@ -277,18 +297,23 @@ def claim(folder: str) -> bool:
 
 
 def open_step_file(folder: str) -> memoryview:
-    """Map the step file that the agent made, cleared and with this process's id. Raises OSError, ValueError."""
-    import mmap
-
-    fd = os.open(os.path.join(folder, STEP_FILE), os.O_RDWR)
-    try:
-        words = memoryview(mmap.mmap(fd, STEP_FILE_BYTES)).cast("Q")
-    finally:
-        os.close(fd)
+    """Map the step file, cleared and with this process's id. Raises OSError, ValueError."""
+    words = map_step_file(folder)
     words[:] = memoryview(bytes(STEP_FILE_BYTES)).cast("Q")
     words[PID_WORD] = os.getpid()
     words[MAGIC_WORD] = STEP_FILE_MAGIC | STEP_FILE_VERSION << 32
     return words
+
+
+def map_step_file(folder: str) -> memoryview:
+    """Map the step file that the agent made. Raises OSError, ValueError."""
+    import mmap
+
+    fd = os.open(os.path.join(folder, STEP_FILE), os.O_RDWR)
+    try:
+        return memoryview(mmap.mmap(fd, STEP_FILE_BYTES)).cast("Q")
+    finally:
+        os.close(fd)
 
 
 def start_ticks(pid: int) -> "str | None":
