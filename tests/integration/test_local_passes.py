@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import time
 
+from pathlib import Path
+
+from orchestrator.agent.ranks.step_counter import NO_STEP, PASSES_MIN
 from orchestrator.brain.model import decisions as d
+from tests.support.forked import Forge
+from tests.support.hooked import lay_out
 from tests.support.local import Desk, wait_until
+from tests.support.torch_script import WITHOUT_DYNAMO
 
 BY_HAND = """
 import os, sys, time
@@ -49,3 +55,43 @@ def test_healthy_loop_without_optimizer_is_shown_and_left_alone(desk: Desk) -> N
     wait_until(lambda: "backward passes" in (job.seen()["progress"] or ""), "the progress")
     assert job.wait()["state"] == "SUCCEEDED"
     assert job.seen()["step"] is None and not job.notices(*d.NoticeTopic) and not job.news(d.Judge)
+
+
+PASSES = f"""{WITHOUT_DYNAMO}
+import sys
+passes, steps, fails = map(int, sys.argv[1:])
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(passes):
+    torch.autograd.grad(weight.sum(), weight) if _ % 2 else weight.sum().backward()
+for _ in range(steps):
+    weight.sum().backward()
+    optimizer.step()
+class Fails(torch.autograd.Function):
+    forward = staticmethod(lambda ctx, x: x.sum())
+    @staticmethod
+    def backward(ctx, grad):
+        raise ValueError("no gradient")
+if fails:
+    Fails.apply(weight).backward()
+"""
+
+
+def test_backward_passes_count_until_an_optimizer_steps(torch_forge: Forge, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("few", "many", "stepping")]
+    for folder in folders:
+        folder.mkdir()
+    few, many, stepping = map(lay_out, folders)
+    for rank, passes, steps in ((few, PASSES_MIN - 1, 0), (many, 40, 0), (stepping, 40, 5)):
+        assert torch_forge.run([rank], PASSES, str(passes), str(steps), "0") == [(0, b"")]
+    assert few.reader().backward_passes() == (0, None) and few.last_step() == NO_STEP
+    count, median_s = many.reader().backward_passes()
+    assert count == 40 and median_s is not None and 0 < median_s < 1 and many.last_step() == NO_STEP
+    assert stepping.reader().backward_passes() == (0, None) and stepping.last_step().step == 5
+    assert [rank.files() for rank in (few, many)] == [["files.txt", "steps"]] * 2, "nothing is claimed"
+
+
+def test_error_in_a_backward_pass_shows_no_frame_of_the_hook(torch_forge: Forge, tmp_path: Path) -> None:
+    rank = lay_out(tmp_path)
+    ((code, log),) = torch_forge.run([rank], PASSES, "3", "0", "1")
+    assert code == 1 and b"ValueError: no gradient" in log and b"_orch_hook" not in log

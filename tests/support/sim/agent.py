@@ -163,6 +163,8 @@ class Agent:
                     exiting=rank.left,
                     alone=rank.alone,
                     training=rank.training,
+                    passes=rank.passes,
+                    median_pass_s=self.world.night.step_s if rank.passes else None,
                     nonfinite_losses=rank.nonfinite_losses,
                     groups=() if rank.is_silent else counts.GROUPS,
                     collective_counts=() if rank.is_silent else counts.marks(rank),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from orchestrator.agent.ranks.step_counter import PASSES_MIN
 from orchestrator.core.observations import Activity, Failure, Framework
 from orchestrator.core.status_types import ReportedNumber, Training
 from tests.support.frames import frame
@@ -65,6 +66,11 @@ class Rank:
     def count(self) -> int:
         """Its steps."""
         return 0 if self.serves or self.gang.world.night.prints else max(self.polled, self.gang.count)
+
+    @property
+    def passes(self) -> int:
+        """Its backward passes, as an agent tells of them."""
+        return self.gang.count if self.gang.world.night.passes and self.gang.count >= PASSES_MIN else 0
 
     @property
     def alone(self) -> Framework | None:

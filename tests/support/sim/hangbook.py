@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestrator.agent.ranks.step_counter import PASSES_MIN
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.rank_facts import RankState
@@ -18,6 +19,10 @@ AT_ONCE = (d.FailureCause.STOPPED,)
 
 MOVED_S_MAX = 5.0
 """For so long what was noticed may stand while steps come in that ranks made before one of them stood still."""
+
+
+LOOKED_S_MAX = 12.0
+"""From the last backward pass to a look: 5 s of silence, a fifth more for what single ranks do, beats each 2 s."""
 
 
 class HangBook:
@@ -39,6 +44,7 @@ class HangBook:
         self.living = sum(rank.rank_state is RankState.ALIVE for rank in facts.ranks.values())
         usable = [node for node in facts.nodes.values() if not (node.excluded or node.lost_earlier)]
         self.others = facts.pool is not None and len(usable) > facts.pool.nodes
+        self._passed()
         if self.noticed is None or self.heard <= self.noticed:
             self.moved_s = None
         elif not decisions:
@@ -46,6 +52,19 @@ class HangBook:
             self.moved_s = now_s if self.moved_s is None else self.moved_s
             stands = now_s - self.moved_s > MOVED_S_MAX
             self.ledger.must(not stands, "the job moves, and what was noticed still stands")
+
+    def _passed(self) -> None:
+        """Ranks without steps that have begun backward passes, and begin none any more, are soon looked at; never before."""
+        world = self.ledger.world
+        gang = world.gangs.get(self.ledger.tries[-1].number) if world.night.passes and self.ledger.tries else None
+        if gang is None or gang.count < PASSES_MIN or gang.finished:
+            return
+        last_s = max(self.looked_s.values(), default=0.0)
+        if gang.stepping:
+            self.ledger.must(last_s < world.now or gang.count < PASSES_MIN + 3, "they begin passes, and are looked at")
+        else:
+            is_late = world.now >= gang.stepped_s + LOOKED_S_MAX
+            self.ledger.must(last_s >= gang.stepped_s or not is_late, "they begin no passes, and nobody has looked")
 
     def supervised(self) -> None:
         """Another supervisor, or one whose machine slept, may say again what it sees."""

@@ -63,6 +63,9 @@ NAMED = {
     "no-hang-but-a-thread-that-comes-to-a-barrier": _auto(Fault(Harm.SYNCS_BESIDE, rank=2, step=14, lasts_s=60.0)),
     "no-hang-beside-a-rank-that-serves": _auto(Fault(Harm.NAPS, rank=0, step=14, lasts_s=30.0), serves_rank=3),
     "no-hang-but-ranks-that-poll-for-one": _auto(Fault(Harm.NAPS, rank=2, step=14, lasts_s=30.0), polls=True),
+    "hang-of-ranks-that-make-passes-and-no-steps": _auto(
+        Fault(Harm.STUCK, rank=2, step=24, lasts_s=60.0), prints=True, passes=True, steps=60, save_steps=99
+    ),
     "hang-while-others-poll": _auto(Fault(Harm.STUCK, rank=2, step=14), polls=True),
     "hang-of-the-network": _auto(
         Fault(Harm.CUT_GANG, node=1, step=14, lasts_s=60.0), limits=BRIEF

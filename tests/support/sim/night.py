@@ -124,6 +124,7 @@ class Night:
     calm_s: float = field(default=0.0)
     naming: Naming = Naming.ITS_OWN
     prints: bool = False  # ranks make no steps: they print at each
+    passes: bool = False  # and begin a backward pass
     begins_anew: bool = False  # the script does not read where it is to resume from
     tells_reads: bool = False  # hooks tell which save ranks had read when they made their first step
     stays_rank: int = -1  # this rank says its last word in the first attempt and never leaves
