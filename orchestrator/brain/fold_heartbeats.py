@@ -51,6 +51,8 @@ def fold(rank: RankFacts, beat: RankHeartbeat, at: float, watched_at: float) -> 
         rank.steps, rank.step_at = max(beat.steps, rank.steps), at
     if beat.passes > rank.beat.passes:
         rank.pass_at = at
+    if beat.has_group and not rank.group_at:
+        rank.group_at = at
     rank.log_bytes = max(rank.log_bytes, beat.log_bytes)
     rank.beat_at = at
     if beat.groups or beat.usage is not None or beat.training is not None:

@@ -167,16 +167,18 @@ def _restart_s(attempt: AttemptHistory, next_attempt: AttemptHistory | None) -> 
 
 
 def _restart_parts(attempt: AttemptHistory, after: AttemptHistory | None) -> Json | None:
-    """Return the seconds of a restart until the old ranks had ended, the new ones ran, and the first step was made; None
+    """Return the seconds of a restart until the old ranks had ended, the new ones ran, their process group was formed, where that is known, and the first step was made; None
     without a step, and where a later launcher call has started ranks again."""
     if after is None or attempt.judged is None or after.running_at is None or after.first_step_at is None:
         return None
     if after.running_at > after.first_step_at:
         return None
+    ready_at = max(after.running_at, min(after.group_at or 0.0, after.first_step_at))
     return {
         "end_s": round(after.begun.at - attempt.judged.at, 3),
         "start_s": round(after.running_at - after.begun.at, 3),
-        "first_step_s": round(after.first_step_at - after.running_at, 3),
+        **({} if after.group_at is None else {"group_s": round(ready_at - after.running_at, 3)}),
+        "first_step_s": round(after.first_step_at - ready_at, 3),
     }
 
 

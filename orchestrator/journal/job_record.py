@@ -61,6 +61,8 @@ class AttemptHistory:
     read: e.CheckpointRead | None = None
     ended_wall_s: float | None = None
     first_step_at: float | None = None
+    # When its ranks had formed their process group; None: not known
+    group_at: float | None = None
     running_at: float | None = None
     last_step: int | None = None
     judged: d.Judge | None = None
@@ -138,6 +140,7 @@ class Record:
             attempt.last_step = step
             if attempt.first_step_at is None:
                 attempt.first_step_at = at
+                attempt.group_at = max(rank.group_at for rank in self.facts.ranks.values()) or None
 
     @property
     def is_first_step(self) -> bool:

@@ -242,8 +242,9 @@ def _attempt_lines(attempt: Json, folder: str, state: str) -> Iterator[Line]:
     parts = attempt.get("restart_parts")
     if parts and attempt["restart_s"] >= PARTS_S_MIN:
         end, start, first = (duration(parts[name]) for name in ("end_s", "start_s", "first_step_s"))
+        formed = f"process group after {duration(parts['group_s'])}, " if "group_s" in parts else ""
         yield line(
-            f"{_PAD}the restart: old ranks ended in {end}, new ones started in {start}, first step after {first}"
+            f"{_PAD}the restart: old ranks ended in {end}, new ones started in {start}, {formed}first step after {first}"
         )
     for told in attempt.get("told", ()):
         kind = f"{told['kind']}: " if told["kind"] else ""

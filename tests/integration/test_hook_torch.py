@@ -93,7 +93,7 @@ def test_every_step_of_every_rank_is_counted(torch_forge: Forge, tmp_path: Path,
     assert [rank.last_step().step for rank in ranks] == [STEPS] * WORLD_SIZE
     assert [rank.files() for rank in ranks] == [["files.txt", "groups.json", "steps", "steps-claim-0"]] * WORLD_SIZE
     readers = [rank.reader() for rank in ranks]
-    assert all(reader.exiting_pid() == reader.read().pid for reader in readers)
+    assert all(reader.exiting_pid() == reader.read().pid and reader.has_formed_group() for reader in readers)
     counts = [[(end.step, end.total) for end in reader.step_ends(STEPS)] for reader in readers]
     assert counts[0] == counts[1]
     assert all(count for _, count in counts[0]), "a step of a gang enters collectives"

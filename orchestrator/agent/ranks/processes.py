@@ -220,7 +220,8 @@ class NodeRanks:
             own_work_s=process.local_compute.poll(process.counter, now_s) if last.rows else None, exiting=process.is_exiting(),
             groups=tuple(group.key for group in process.counter.groups()), collective_counts=counts,
             optimizer_steps=last.rows, alone=process.counter.framework_without_group(), progress=process.metrics.printed.progress(last.rows),
-            passes=passes, median_pass_s=median_pass_s, rate_per_s=process.counter.rate_per_s(), nonfinite_losses=process.metrics.nonfinite_losses(), usage=usage,
+            passes=passes, median_pass_s=median_pass_s, has_group=process.counter.has_formed_group(),
+            rate_per_s=process.counter.rate_per_s(), nonfinite_losses=process.metrics.nonfinite_losses(), usage=usage,
             training=training,
         )  # fmt: skip
 

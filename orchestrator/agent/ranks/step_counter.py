@@ -24,6 +24,7 @@ from orchestrator.agent.ranks.hook.layout import (
     COUNTS_WORD,
     EXITING_PID_WORD,
     EXITING_WORD,
+    FORMED_WORD,
     FRAMEWORKS,
     GROUPS_FILE,
     GROUPS_WORD,
@@ -157,6 +158,10 @@ class StepCounter:
         that is not known."""
         number = self._words[NO_GROUP_WORD]
         return observations.Framework(FRAMEWORKS[number - 1]) if 0 < number <= len(FRAMEWORKS) else None
+
+    def has_formed_group(self) -> bool:
+        """Return whether the rank has formed torch's default process group."""
+        return self._words[FORMED_WORD] == 1
 
     def made_no_step(self) -> bool:
         """Return whether the rank ends without a step though its script trains, and not with an update of its own."""

@@ -74,6 +74,7 @@ class RankFacts:
     finite_steps: int = 0
     loss_steps: int = 0
     pass_at: float = 0.0
+    group_at: float = 0.0
     # Not journaled: the counts of collectives, see `desync`, and slow work, see `stragglers`.
     group_keys: tuple[str, ...] = field(default=(), compare=False)
     straggler: Straggler | None = field(default=None, compare=False)

@@ -79,6 +79,8 @@ class SignTimes:
     loss_steps: int = 0
     # Last backward pass of a rank without steps
     pass_at: float = 0.0
+    # When it was first seen to have formed torch's default process group
+    group_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ class RankHeartbeat:
     # Backward passes that a rank without steps has begun, 0 for few, and their median time
     passes: int = 0
     median_pass_s: float | None = None
+    # It has formed torch's default process group
+    has_group: bool = False
     # Steps a second
     rate_per_s: float | None = None
     # How many of its losses in a row, up to the last, are not finite

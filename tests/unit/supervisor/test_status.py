@@ -168,13 +168,13 @@ def test_running_job_shows_steps_speed_pids_and_ages() -> None:
 
 FOR_THE_BRAIN = {"nonfinite_losses",
     "log_bytes", "cpu_s", "io_bytes", "median_step_s", "own_work_s", "exiting", "groups", "collective_counts",
-    "optimizer_steps", "alone", "seen", "median_pass_s",
+    "optimizer_steps", "alone", "seen", "median_pass_s", "has_group",
 }  # fmt: skip
 """Fields of a heartbeat from which the brain judges; what it finds is shown, and not the field."""
 
 
 OTHER: dict[str, Any] = {
-    "rank": 1, "steps": 8, "state": "T", "progress": "37/1200 (tqdm)", "rate_per_s": 2.0, "usage": Usage(1.5), "training": Training(ReportedNumber(1.25)),
+    "rank": 1, "steps": 8, "state": "T", "progress": "37/1200 (tqdm)", "passes": 16, "rate_per_s": 2.0, "usage": Usage(1.5), "training": Training(ReportedNumber(1.25)),
 }  # fmt: skip
 
 
@@ -261,6 +261,16 @@ def test_many_missing_nodes_are_counted() -> None:
     assert status_object.reason(facts).endswith("node-3 (not started yet) and 5 more")
 
 
+def test_post_mortem_shows_when_process_group_was_formed() -> None:
+    formed = [RankHeartbeat(rank, 0, "S", 0, 0.0, has_group=True) for rank in (0, 1)]
+    *before, stepping, last = jobs.crashed_once()
+    beat = e.FromNode(last.at - 0.4, "node-0", reports.Heartbeat(2, tuple(formed)))
+    (first, _) = jobs.told([*before, beat, stepping, last])["attempts"]
+    parts = first["restart_parts"]
+    assert list(parts) == ["end_s", "start_s", "group_s", "first_step_s"] and parts["first_step_s"] == pytest.approx(0.4)
+    assert sum(parts.values()) == pytest.approx(first["restart_s"])
+
+
 def test_post_mortem_shows_cost_of_crash() -> None:
     told = jobs.told(jobs.crashed_once())
     first, second = told["attempts"]
@@ -268,6 +278,7 @@ def test_post_mortem_shows_cost_of_crash() -> None:
     assert first["verdict"]["detected_s"] == 0.2
     assert first["restart_s"] == pytest.approx(10.1 - 5.7)
     assert sum(first["restart_parts"].values()) == pytest.approx(first["restart_s"])
+    assert list(first["restart_parts"]) == ["end_s", "start_s", "first_step_s"], "no heartbeat tells of a process group"
     assert first["ended_at"] == "2026-11-18T11:06:46.200Z"
     assert (second["resumed_from"], second["first_step"], second["last_step"]) == (jobs.CKPT, 21, 25)
     assert (second["ended_at"], second["verdict"]) == (None, None)

@@ -115,6 +115,7 @@ class Hook:
     def _count_steps(self, register: "Callable[..., object]") -> None:
         self._errors.wrap()
         self._register(register)
+        self._when_imported("torch.distributed.distributed_c10d", "_update_default_pg", self._steps.watch_group)
 
     def _register(self, register: "Callable[..., object]") -> None:
         # A compiled optimizer.step would trace into the hook and warn about it; this mark keeps dynamo out.

@@ -21,6 +21,9 @@ MESSAGE_CHARS_MAX = 4_000
 TRACEBACK_CHARS_MAX = 20_000
 
 
+NO_SUCH_GPU = "CUDA error: invalid device ordinal"
+
+
 class HookNotes:
     """Errors of the hook: one line for each place and process, in a file of the rank's folder."""
 
@@ -114,14 +117,32 @@ def to_record(value: BaseException) -> str:
     report = traceback.TracebackException(kind, value, value.__traceback__)  # copes with a str() that raises
     text = "".join(report.format())
     other = describe_other_rendezvous() if "/torch/distributed/rendezvous.py" in text else ""
+    message = str(report)
+    if NO_SUCH_GPU in message:
+        message = message.replace(NO_SUCH_GPU, f"{NO_SUCH_GPU} ({describe_gpus(value)})", 1)
     record = {
         "type": module + kind.__qualname__,
-        "message": f"{other}{': ' if other else ''}{report}"[:MESSAGE_CHARS_MAX],
+        "message": f"{other}{': ' if other else ''}{message}"[:MESSAGE_CHARS_MAX],
         "traceback": cut_middle(text),
         "where": {"file": file, "line": line, "function": function} if file else None,
         "loading": find_loading_file(value),
     }
     return json.dumps(record)
+
+
+def describe_gpus(value: BaseException) -> str:
+    """Describe the GPUs that this process sees; with the one that was asked for, where `torch.cuda.set_device` was refused it."""
+    parts, trace = [], value.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("torch.cuda", "set_device"):
+            parts = [f"GPU {frame.f_locals.get('device')} was asked for"]
+        trace = trace.tb_next
+    try:
+        parts.append(f"this rank sees {sys.modules['torch.cuda'].device_count()} GPUs")
+    except Exception:
+        pass  # its number is not known
+    return ", ".join([*parts, *(f"{name}={os.environ.get(name, '')}" for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK"))])
 
 
 def describe_other_rendezvous() -> str:

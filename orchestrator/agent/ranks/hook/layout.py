@@ -35,12 +35,13 @@ PENDING_HANDLER = "orch_pending"  # of torch's worker server: the exception that
 # to exit. THREAD_WORD: the kernel's id of the thread that made the last step. ALONE_WORD: one of ALONE_WITH, counted from
 # 1, where the process trains and has formed no process group with another one; else 0. NO_STEP_WORD: 1 where the process is
 # exiting, has imported torch for a script that calls `backward`, and has made no step. Before any process of the rank makes a
-# step, all of them count their backward passes in PASSES_WORD, with the time of each in the ring.
+# step, all of them count their backward passes in PASSES_WORD, with the time of each in the ring. FORMED_WORD: 1 once
+# `init_process_group` has formed torch's default group.
 STEP_FILE_MAGIC = 0x4843524F  # b"ORCH" read as u32; the version is the upper half of the same word
 STEP_FILE_VERSION = 5
 MAGIC_WORD, PID_WORD, STEP_WORD, TIME_WORD = range(4)
 EXITING_WORD, EXITING_PID_WORD, GROUPS_WORD, THREAD_WORD = range(4, 8)
-NO_GROUP_WORD, NO_STEP_WORD, PASSES_WORD = range(8, 11)
+NO_GROUP_WORD, NO_STEP_WORD, PASSES_WORD, FORMED_WORD = range(8, 12)
 RING_WORD = 16
 RING_STEPS = 1024
 GROUPS_MAX = 8

@@ -14,6 +14,7 @@ from .layout import (
     COUNTS_WORD,
     EXITING_PID_WORD,
     EXITING_WORD,
+    FORMED_WORD,
     MAGIC_WORD,
     NO_STEP_WORD,
     OPTIMIZER_COLUMN,
@@ -192,6 +193,20 @@ class Steps:
             words[RING_WORD + count % RING_STEPS] = self._time_ns()
             words[PASSES_WORD] = count
 
+    def watch_group(self, update: "Callable[[Any], None]") -> None:
+        """Note the moment when torch has formed its default process group: no frame of ours is on the stack before."""
+
+        def update_and_note(group: "Any") -> None:
+            update(group)
+            if group is not None:
+                self._notes.guard("process group", self._note_group)
+
+        sys.modules["torch.distributed.distributed_c10d"]._update_default_pg = update_and_note  # type: ignore[attr-defined]
+
+    def _note_group(self) -> None:
+        self._passes = self._passes or map_step_file(self._folder)
+        self._passes[FORMED_WORD] = 1
+
     def after_step(self, optimizer: object, args: object, kwargs: object) -> None:
         """Run after each optimizer step, as torch's global hook. STEP_WORD is written last: once it is there, the
         rest is valid. A step that torch makes to fill the optimizer's state does not count, nor one that is only captured
@@ -299,8 +314,9 @@ def claim(folder: str) -> bool:
 def open_step_file(folder: str) -> memoryview:
     """Map the step file, cleared and with this process's id. Raises OSError, ValueError."""
     words = map_step_file(folder)
+    is_formed = words[FORMED_WORD]
     words[:] = memoryview(bytes(STEP_FILE_BYTES)).cast("Q")
-    words[PID_WORD] = os.getpid()
+    words[PID_WORD], words[FORMED_WORD] = os.getpid(), is_formed
     words[MAGIC_WORD] = STEP_FILE_MAGIC | STEP_FILE_VERSION << 32
     return words
 

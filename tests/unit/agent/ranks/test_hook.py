@@ -145,9 +145,12 @@ def test_two_hooks_on_path_count_once(rank: Rank) -> None:
 def test_torch_spec_and_loader_are_unchanged(rank: Rank) -> None:
     rank.script("", "torch/cuda/__init__.py")
     rank.script("class CUDAGraph: capture_begin = capture_end = replay = print", "torch/cuda/graphs.py")
+    rank.script("_make_grads = print", "torch/autograd.py")
+    rank.script("", "torch/distributed/__init__.py")
+    rank.script("_update_default_pg = print", "torch/distributed/distributed_c10d.py")
     show = (
         "import importlib.util, importlib, sys\nprint(importlib.util.find_spec('torch').loader.exec_module)\n"
-        "import torch.optim.optimizer, torch.cuda.graphs, colorsys, wave\nprint(type(torch.__spec__.loader), importlib.reload(torch))\n"
+        "import torch.optim.optimizer, torch.cuda.graphs, torch.autograd, torch.distributed.distributed_c10d\nimport colorsys, wave, csv, netrc, plistlib\nprint(type(torch.__spec__.loader), importlib.reload(torch))\n"
         "print([getattr(finder, '__name__', type(finder)) for finder in sys.meta_path])"
     )
     first, *rest = rank.run([sys.executable, rank.script(show)]).stdout.splitlines()
@@ -209,6 +212,18 @@ def test_uncaught_exception_is_noted_and_log_is_unchanged(rank: Rank, name: str)
     error = rank.error()
     assert (error.type, str(error.where)) == (kind, f"{script}:{line} {function}")
     assert kind.rpartition(".")[2] in error.traceback
+
+
+def test_refused_gpu_is_named_with_those_that_the_rank_sees(rank: Rank) -> None:
+    (rank.code / "torch" / "cuda.py").write_text(
+        "def device_count(): return 2\n"
+        "def refuse(): raise RuntimeError('CUDA error: invalid device ordinal\\nCUDA kernel errors might be late')\n"
+        "def set_device(device):\n    device = int(device)\n    refuse()\n"
+    )
+    seen = "this rank sees 2 GPUs, CUDA_VISIBLE_DEVICES=4,5, LOCAL_RANK=1"
+    script = rank.script("import torch.cuda\ntorch.cuda.set_device('3')")
+    rank.run([sys.executable, script], CUDA_VISIBLE_DEVICES="4,5", LOCAL_RANK="1")
+    assert rank.error().message.splitlines()[0] == f"CUDA error: invalid device ordinal (GPU 3 was asked for, {seen})"
 
 
 @pytest.mark.parametrize(
