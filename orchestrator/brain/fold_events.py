@@ -251,7 +251,7 @@ def _exited(facts: Facts, news: reports.Exited, at: float) -> None:
     rank.rank_state, facts.living_ranks = RankState.EXITED, None
     facts.exited_count += 1
     rank.code, rank.signal, rank.failure, rank.is_oom = news.code, news.signal, news.failure, news.oom
-    rank.died_at = at
+    rank.died_at, rank.gpu_users = at, news.gpu_users
     is_stopping = facts.attempt is not None and facts.attempt.phase is Phase.STOP
     rank.stop_ordered = news.ordered or is_stopping
     rank.beat = replace(rank.beat, alone=news.alone, progress=news.progress or rank.beat.progress)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-
 from pathlib import Path
 
 from orchestrator.agent.ranks.step_counter import NO_STEP, PASSES_MIN

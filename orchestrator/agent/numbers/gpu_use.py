@@ -38,6 +38,8 @@ class GpuUse:
     devices: Mapping[str, DeviceUse] = field(default_factory=dict)
     # On each of the process's GPUs
     processes: Mapping[int, list[DeviceUse]] = field(default_factory=dict)
+    # By number and by UUID: the processes on each GPU, and their bytes of its memory
+    users: Mapping[str, list[tuple[int, int | None]]] = field(default_factory=dict)
 
     def rank_use(self, pids: Iterable[int], device: str) -> DeviceUse:
         """Return share and bytes of a rank: of its processes where they are known, as they are not in a container, else
@@ -110,17 +112,20 @@ class GpuPoller:
 def parse_tables(use: str, users: str) -> GpuUse:
     """Return what nvidia-smi's tables of GPUs and of processes say (`--format=csv`)."""
     devices: dict[str, DeviceUse] = {}
+    on_devices: dict[str, list[tuple[int, int | None]]] = {}
     for row in gpus.parse_csv(use):
         if len(row) > 3 and row[0].isdigit():
             percent = row[3].removesuffix("%").strip()
             share = int(percent) / 100 if percent.isdigit() else None
             devices[row[0]] = devices[row[1]] = share, _bytes(row[5:6])
+            on_devices[row[0]] = on_devices[row[1]] = []
     processes: dict[int, list[DeviceUse]] = {}
     for row in gpus.parse_csv(users):
         if len(row) > 1 and row[0].isdigit():
             share, _ = devices.get(row[1], (None, None))  # not known for a part of a GPU (MIG)
             processes.setdefault(int(row[0]), []).append((share, _bytes(row[2:3])))
-    return GpuUse(f"{use.rstrip()}\n\n{users.rstrip()}\n", devices, processes)
+            on_devices.setdefault(row[1], []).append((int(row[0]), _bytes(row[2:3])))
+    return GpuUse(f"{use.rstrip()}\n\n{users.rstrip()}\n", devices, processes, on_devices)
 
 
 def _bytes(cells: list[str]) -> int | None:

@@ -6,6 +6,9 @@ waits: nvidia-smi and the trainers' reports have threads of their own.
 
 from __future__ import annotations
 
+import contextlib
+import pwd
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +16,14 @@ from pathlib import Path
 from orchestrator.agent.numbers.gpu_use import GpuPoller
 from orchestrator.agent.numbers.printed_metrics import PrintedMetrics
 from orchestrator.agent.numbers.trainer_reports import TrainerReports
-from orchestrator.core.host import procfs
+from orchestrator.core.host import process_tags, procfs
 from orchestrator.core.status_types import Training, Usage
 
 REPORT_S = 5.0
+
+_FULL_GPU = re.compile(r"CUDA out of memory\..*?\bGPU (\d{1,4}) has a total", re.DOTALL)
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""As Linux names it everywhere. In any other one nvidia-smi's process ids are not those of /proc."""
 
 
 @dataclass(slots=True)
@@ -60,6 +67,23 @@ class RankMetrics:
         is_reported = reports.latest(self._rank).loss is not None
         return reports.nonfinite_losses(self._rank) if is_reported else self.printed.nonfinite_losses
 
+    def describe_gpu_users(self, message: str, local_rank: int, pids: list[int], now_s: float) -> tuple[str, ...]:
+        """Return who else held memory of the GPU that a rank's error calls full, when nvidia-smi was last asked, and is still
+        there; nothing where that GPU is not certainly the one that the rank was given. `pids`: the rank's own."""
+        full = _FULL_GPU.search(message)
+        if (
+            full is None
+            or int(full[1]) != local_rank
+            or str(Path("/proc/self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE
+        ):
+            return ()
+        use = self._node.gpus.latest(now_s)
+        users = use.users.get(self._device, [])
+        if any(pid in use.processes for pid in pids) and not any(pid in pids for pid, _ in users):
+            return ()  # the script has chosen another one
+        lines = (_describe_gpu_user(*user) for user in users if user[0] not in pids)
+        return tuple(f"GPU {self._device} was used by {line}" for line in lines if line)
+
     def _measure_usage(self, pids: list[int], now_s: float) -> Usage:
         stats = {pid: stat for pid in pids if (stat := procfs.stat(pid)) is not None}
         grown_s = sum(max(0.0, stat.cpu_s - self._cpu_s[pid]) for pid, stat in stats.items() if pid in self._cpu_s)
@@ -72,6 +96,21 @@ class RankMetrics:
             gpu_share=share,
             gpu_memory_bytes=gpu_bytes,
         )
+
+
+def _describe_gpu_user(pid: int, size_bytes: int | None) -> str:
+    """Return a process, its user and its job, if it is one of orch's that may be read; empty where it has ended."""
+    folder = Path("/proc", str(pid))
+    try:
+        uid, name = folder.stat().st_uid, (folder / "comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+    user = f"uid {uid}"
+    with contextlib.suppress(KeyError):
+        user = f"user {pwd.getpwuid(uid).pw_name}"
+    job = process_tags.job_name(pid)
+    size = "" if size_bytes is None else f", {size_bytes >> 20:,} MiB"
+    return f"pid {pid} ({name}, {user}{f', job {job}' if job else ''}{size})"
 
 
 def find_device(env: Mapping[str, str], local_rank: int) -> str:

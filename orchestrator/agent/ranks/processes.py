@@ -189,6 +189,7 @@ class NodeRanks:
             self.attempt, process.rank, code, signum, process.steps, why, oom, ordered,
             alone=process.counter.framework_without_group(),
             progress=process.metrics.printed.progress(process.counter.read().rows), training=process.metrics.training(),
+            gpu_users=process.metrics.describe_gpu_users(why.message, process.local_rank, [process.pid, *process.io_counter.pids], time.monotonic()) if why else (),
         )  # fmt: skip
 
     def heartbeats(self) -> tuple[reports.RankHeartbeat, ...]:

@@ -122,6 +122,7 @@ def _crash_verdict(
             if culprit.is_oom
             else f"not out of memory (no OOM kill on {culprit.node} during this attempt)"
         )
+    notes += culprit.gpu_users
     if other_failures:
         notes.append(f"after it ended badly: {_describe_places([rank for rank in failed if rank is not culprit])}")
     if facts.attempt is not None and facts.attempt.call > 1:

@@ -92,6 +92,7 @@ class RankFacts:
     stop_ordered: bool = False
     failure: observations.Failure | None = None
     is_oom: bool = False
+    gpu_users: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:

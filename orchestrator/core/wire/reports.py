@@ -218,6 +218,8 @@ class Exited(AttemptMessage):
     alone: Framework | None = None
     progress: str = ""
     training: Training | None = None
+    # Who else used the GPU of a rank that found it full, each in a phrase
+    gpu_users: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,7 +267,9 @@ def test_post_mortem_shows_when_process_group_was_formed() -> None:
     beat = e.FromNode(last.at - 0.4, "node-0", reports.Heartbeat(2, tuple(formed)))
     (first, _) = jobs.told([*before, beat, stepping, last])["attempts"]
     parts = first["restart_parts"]
-    assert list(parts) == ["end_s", "start_s", "group_s", "first_step_s"] and parts["first_step_s"] == pytest.approx(0.4)
+    assert list(parts) == ["end_s", "start_s", "group_s", "first_step_s"] and parts["first_step_s"] == pytest.approx(
+        0.4
+    )
     assert sum(parts.values()) == pytest.approx(first["restart_s"])
 
 

@@ -142,7 +142,9 @@ def describe_gpus(value: BaseException) -> str:
         parts.append(f"this rank sees {sys.modules['torch.cuda'].device_count()} GPUs")
     except Exception:
         pass  # its number is not known
-    return ", ".join([*parts, *(f"{name}={os.environ.get(name, '')}" for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK"))])
+    return ", ".join(
+        [*parts, *(f"{name}={os.environ.get(name, '')}" for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK"))]
+    )
 
 
 def describe_other_rendezvous() -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import pwd
 import time
 from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.numbers import gpu_use
+from orchestrator.agent.numbers import gpu_use, rank_metrics
 from orchestrator.agent.numbers.gpu_use import GpuPoller, GpuUse
 from orchestrator.agent.numbers.rank_metrics import REPORT_S, NodeMetrics, RankMetrics, find_device
 
@@ -75,3 +76,34 @@ esac
     assert watch.latest(1000.0 + gpu_use.STALE_S).text == ""
     if watch._thread is not None:  # it asks again, beside the next test
         watch._thread.join(20)
+
+
+FULL = (
+    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 1 has a total capacity of 139.80 GiB of which 2 MiB is free."
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "own_pids", "namespace", "is_told"),
+    [
+        (FULL, [70, 71], "", True),
+        (FULL, [72], "", False),  # the rank is on another GPU
+        (FULL.replace("GPU 1", "GPU 0"), [71], "", False),
+        ("CUDA error: out of memory", [71], "", False),
+        (FULL, [71], "pid:[1]", False),  # in a container pids of nvidia-smi are others
+    ],
+)
+def test_others_on_a_full_gpu_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, own_pids: list[int], namespace: str, is_told: bool
+) -> None:
+    """Processes on a full GPU are named where they are certainly on it; one that is gone and the rank's own are not."""
+    table = "1, GPU-b, H100, 97 %, 3 %, 5120 MiB, 310.20 W, P0\n2, GPU-c, H100, 0 %, 0 %, 5 MiB, 90 W, P0"
+    users = f"71, GPU-b, 5000 MiB\n{os.getpid()}, GPU-b, 61440 MiB\n999999999, GPU-b, 7 MiB\n72, GPU-c, 5 MiB"
+    use = gpu_use.parse_tables(table, users)
+    monkeypatch.setattr(GpuPoller, "latest", lambda self, now_s: use)
+    monkeypatch.setattr(rank_metrics, "_FIRST_PID_NAMESPACE", namespace or str(Path("/proc/self/ns/pid").readlink()))
+    numbers = RankMetrics(NodeMetrics(), 0, tmp_path / "rank.log", "1")
+    told = numbers.describe_gpu_users(message, 1, own_pids, 0.0)
+    name = Path("/proc/self/comm").read_text().strip()
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert told == ((f"GPU 1 was used by pid {os.getpid()} ({name}, user {user}, 61,440 MiB)",) if is_told else ())

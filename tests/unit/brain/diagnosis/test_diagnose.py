@@ -104,6 +104,19 @@ def test_sigkill_beside_the_oom_killer_is_oom(oom: bool, kind: d.VerdictKind, sa
     assert verdict.evidence[-1] == f"{said} on n0 during this attempt)"
 
 
+def test_others_on_a_full_gpu_are_named_before_the_traceback() -> None:
+    story = Story(2)
+    story.run()
+    full = observations.Failure("torch.OutOfMemoryError", "CUDA out of memory.", "Traceback ...", None)
+    user = "GPU 1 was used by pid 4711 (python3, user alice, 61,440 MiB)"
+    exited = story.exited(1, failure=full)
+    judge = only(
+        story.hear(dataclasses.replace(exited, report=dataclasses.replace(exited.report, gpu_users=(user,)))), d.Judge
+    )  # type: ignore[call-arg, type-var]
+    texts = [evidence.text for evidence in judge.verdict.proof]
+    assert judge.verdict.kind is d.VerdictKind.OOM and texts.index(user) < texts.index("Traceback ...")
+
+
 @pytest.mark.parametrize(("where", "is_again"), [("train.py:3 step", True), ("", False)])
 def test_same_line_without_steps_is_same_failure(where: str, is_again: bool) -> None:
     story = Story(1)
