@@ -6,11 +6,13 @@ Rules: a GPU is sick only where nvidia-smi says so in words that are known here.
 
 from __future__ import annotations
 
+import os
 import re
 import time
+from pathlib import Path
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.host import gpus
+from orchestrator.core.host import gpus, procfs
 from orchestrator.core.observations import GpuState
 
 NVIDIA_SMI_S_MAX = 5.0
@@ -32,6 +34,11 @@ _ACTIONS = {
 _ERRORS = {"[gpu is lost]": LOST, "[gpu requires reset]": "wants a reset"}
 """What a cell says instead of a value, and what that means."""
 
+KERNEL_LOG, DRIVER = Path("/dev/kmsg"), Path("/proc/driver/nvidia/gpus")
+"""The kernel's log, which not every user may read, and the driver's folder with a subfolder for each GPU, by its place on the bus."""
+
+RECORD_BYTES_MAX = 8192
+_XID = re.compile(rb"[^;]*;NVRM: Xid \(PCI:(?P<bus>[0-9a-fA-F:]+)\): (?P<number>\d+)")
 _COUNT = re.compile(r"\d{1,18}", re.ASCII)
 _HEX = re.compile(r"0x[0-9a-fA-F]{1,16}")
 _SLOWDOWNS = {
@@ -55,6 +62,9 @@ class GpuStates:
         self._latest: tuple[GpuState, ...] = ()
         self._reported: tuple[GpuState, ...] = ()
         self._reported_s = float("-inf")
+        # The kernel's log, read from where it ended when ranks were first seen to use GPUs; the last Xid of each place on the bus
+        self._log_fd: int | None = None
+        self._xids: dict[str, str] = {}
 
     def take_news(self, now_s: float) -> tuple[GpuState, ...] | None:
         """Return the states of all GPUs of which there is something to say, if they are to be reported; None if not."""
@@ -70,11 +80,31 @@ class GpuStates:
         rows = self._query(tool) if self.devices else None
         if rows is None:
             return
+        self._read_kernel_log()
         for uuid, cells in rows.items():
             self._first_errors.setdefault(uuid, _error_count(cells))
         used = [uuid for uuid, number in self._numbers.items() if {uuid, number} & self.devices]
         states = [self._state(uuid, rows.get(uuid)) for uuid in used]
         self._latest = tuple(state for state in states if state.fault or state.remarks)
+
+    def _read_kernel_log(self) -> None:
+        """Note the new Xids; without permission there are none, and a record that was overwritten is left out."""
+        try:
+            if self._log_fd is None:
+                self._log_fd = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
+                os.lseek(self._log_fd, 0, os.SEEK_END)
+            while record := os.read(self._log_fd, RECORD_BYTES_MAX):  # one each time; BlockingIOError after the last
+                if xid := _XID.match(record):
+                    self._xids[xid["bus"].decode().lower()] = xid["number"].decode()
+        except OSError:
+            pass
+
+    def _xid_text(self, uuid: str) -> str:
+        """Return the last Xid of a GPU in parentheses; empty where there is none, or its place is not known."""
+        for bus, number in self._xids.items():
+            if any(uuid in procfs.read_text(file) for file in DRIVER.glob(f"{bus}.*/information")):
+                return f" (Xid {number})"
+        return ""
 
     def _query(self, tool: str) -> dict[str, dict[str, str]] | None:
         """Return the cells of each GPU by UUID and column, without columns that the driver does not know; None unless the
@@ -105,7 +135,9 @@ class GpuStates:
         fault = LOST if cells is None else _fault(cells)
         number = self._numbers[uuid]
         before = next((gpu for gpu in self._latest if (gpu.gpu, gpu.fault) == (number, fault)), None)
-        since = before.since if before is not None else time.strftime("%H:%M:%S UTC", time.gmtime())
+        since = (
+            before.since if before is not None else time.strftime("%H:%M:%S UTC", time.gmtime()) + self._xid_text(uuid)
+        )
         return GpuState(number, fault, since if fault else "", self._remarks(uuid, cells or {}))
 
     def _remarks(self, uuid: str, cells: dict[str, str]) -> tuple[str, ...]:

@@ -108,9 +108,9 @@ def _describe_gpu_user(pid: int, size_bytes: int | None) -> str:
     user = f"uid {uid}"
     with contextlib.suppress(KeyError):
         user = f"user {pwd.getpwuid(uid).pw_name}"
-    job = process_tags.job_name(pid)
-    size = "" if size_bytes is None else f", {size_bytes >> 20:,} MiB"
-    return f"pid {pid} ({name}, {user}{f', job {job}' if job else ''}{size})"
+    job = procfs.environment(pid, process_tags.NAME).partition("/")[0]  # empty where it cannot be read
+    parts = [name, user, job and f"job {job}", "" if size_bytes is None else f"{size_bytes >> 20:,} MiB"]
+    return f"pid {pid} ({', '.join(part for part in parts if part)})"
 
 
 def find_device(env: Mapping[str, str], local_rank: int) -> str:

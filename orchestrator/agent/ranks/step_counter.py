@@ -193,8 +193,8 @@ class StepCounter:
 
     def backward_passes(self) -> tuple[int, float | None]:
         """Return how many backward passes a rank without steps has begun, and their median time; 0 before `PASSES_MIN`."""
-        count = self._words[PASSES_WORD]
-        return (0, None) if self._words[MAGIC_WORD] or count < PASSES_MIN else (count, self._median_s(count))
+        count = 0 if self._words[MAGIC_WORD] else self._words[PASSES_WORD]
+        return (count, self._median_s(count)) if count >= PASSES_MIN else (0, None)
 
     def _median_s(self, last: int) -> float | None:
         times_ns = [time_ns for time_ns in self._times_ns(max(1, last - MEDIAN_STEPS_MAX), last) if time_ns]

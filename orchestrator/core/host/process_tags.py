@@ -39,10 +39,5 @@ def _is_of_another(pid: int, tag: str) -> bool:
     return bool(other) and _job(other) != _job(tag)
 
 
-def job_name(pid: int) -> str:
-    """Return the name of the job folder that a process belongs to; empty for none, and where that cannot be read."""
-    return procfs.environment(pid, NAME).partition("/")[0]
-
-
 def _job(tag: str) -> tuple[str, str]:
     return tag.partition("/")[0], tag.rpartition("@")[2]

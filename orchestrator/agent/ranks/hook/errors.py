@@ -117,9 +117,8 @@ def to_record(value: BaseException) -> str:
     report = traceback.TracebackException(kind, value, value.__traceback__)  # copes with a str() that raises
     text = "".join(report.format())
     other = describe_other_rendezvous() if "/torch/distributed/rendezvous.py" in text else ""
-    message = str(report)
-    if NO_SUCH_GPU in message:
-        message = message.replace(NO_SUCH_GPU, f"{NO_SUCH_GPU} ({describe_gpus(value)})", 1)
+    seen = f" ({describe_gpus(value)})" if NO_SUCH_GPU in str(report) else ""
+    message = str(report).replace(NO_SUCH_GPU, NO_SUCH_GPU + seen, 1)
     record = {
         "type": module + kind.__qualname__,
         "message": f"{other}{': ' if other else ''}{message}"[:MESSAGE_CHARS_MAX],

@@ -109,10 +109,8 @@ def test_others_on_a_full_gpu_are_named_before_the_traceback() -> None:
     story.run()
     full = observations.Failure("torch.OutOfMemoryError", "CUDA out of memory.", "Traceback ...", None)
     user = "GPU 1 was used by pid 4711 (python3, user alice, 61,440 MiB)"
-    exited = story.exited(1, failure=full)
-    judge = only(
-        story.hear(dataclasses.replace(exited, report=dataclasses.replace(exited.report, gpu_users=(user,)))), d.Judge
-    )  # type: ignore[call-arg, type-var]
+    exited = reports.Exited(1, 1, 1, None, 0, full, False, False, gpu_users=(user,))
+    judge = only(story.hear(e.FromNode(0.0, "n1", exited)), d.Judge)
     texts = [evidence.text for evidence in judge.verdict.proof]
     assert judge.verdict.kind is d.VerdictKind.OOM and texts.index(user) < texts.index("Traceback ...")
 
