@@ -235,8 +235,7 @@ class Facts:
     resume_overrides: tuple[ResumeOverride, ...] = ()
     distrusted_checkpoints: tuple[int, ...] = ()
 
-    # Not journaled, see `desync`: by step of an optimizer and by rank what was run, since when counts differ, and groups
-    # whose counts say nothing.
+    # Not journaled, see `desync`: by optimizer step and rank what was run, since when counts differ, uncountable groups.
     counts_at_steps: dict[CountKey, dict[int, Tally]] = field(default_factory=dict, compare=False)
     counts_differ_since: dict[CountKey, float] = field(default_factory=dict, compare=False)
     uncountable_groups: set[str] = field(default_factory=set, compare=False)
@@ -368,8 +367,7 @@ class Facts:
         """Note a rank's steps and its signs of progress."""
         earlier = self.attempt.earlier_steps if self.attempt is not None else 0
         self.steps_made = max(self.steps_made, earlier + rank.steps)
-        self.stepped_at = max(self.stepped_at, rank.step_at)
-        self.passed_at = max(self.passed_at, rank.pass_at)
+        self.stepped_at, self.passed_at = max(self.stepped_at, rank.step_at), max(self.passed_at, rank.pass_at)
         self.progress_at = max(self.progress_at, rank.sign_at)
 
     def note_median(self, previous_s: float | None, median_s: float | None) -> None:

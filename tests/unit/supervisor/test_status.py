@@ -261,18 +261,6 @@ def test_many_missing_nodes_are_counted() -> None:
     assert status_object.reason(facts).endswith("node-3 (not started yet) and 5 more")
 
 
-def test_post_mortem_shows_when_process_group_was_formed() -> None:
-    formed = [RankHeartbeat(rank, 0, "S", 0, 0.0, has_group=True) for rank in (0, 1)]
-    *before, stepping, last = jobs.crashed_once()
-    beat = e.FromNode(last.at - 0.4, "node-0", reports.Heartbeat(2, tuple(formed)))
-    (first, _) = jobs.told([*before, beat, stepping, last])["attempts"]
-    parts = first["restart_parts"]
-    assert list(parts) == ["end_s", "start_s", "group_s", "first_step_s"] and parts["first_step_s"] == pytest.approx(
-        0.4
-    )
-    assert sum(parts.values()) == pytest.approx(first["restart_s"])
-
-
 def test_post_mortem_shows_cost_of_crash() -> None:
     told = jobs.told(jobs.crashed_once())
     first, second = told["attempts"]

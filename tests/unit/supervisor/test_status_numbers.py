@@ -122,3 +122,15 @@ def test_sample_has_measurements_of_living_ranks() -> None:
     sample = status_object.sample(status, facts, 1e9)
     assert [rank.rank for rank in sample.ranks] == [0, 2, 3]
     assert sample.ranks[0] == RankMeasurement(0, 7, 2.5, 0.4, 1.25, 5e-5, USAGE)
+
+
+def test_post_mortem_shows_when_process_group_was_formed() -> None:
+    formed = [RankHeartbeat(rank, 0, "S", 0, 0.0, has_group=True) for rank in (0, 1)]
+    *before, stepping, last = jobs.crashed_once()
+    beat = e.FromNode(last.at - 0.4, "node-0", reports.Heartbeat(2, tuple(formed)))
+    (first, _) = jobs.told([*before, beat, stepping, last])["attempts"]
+    parts = first["restart_parts"]
+    assert list(parts) == ["end_s", "start_s", "group_s", "first_step_s"] and parts["first_step_s"] == pytest.approx(
+        0.4
+    )
+    assert sum(parts.values()) == pytest.approx(first["restart_s"])

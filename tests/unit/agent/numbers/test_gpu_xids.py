@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -34,13 +35,13 @@ def test_xid_of_a_sick_gpu_is_cited(
     monkeypatch.setattr(gpu_states, "DRIVER", tmp_path / "gpus")
     action = "None"
 
-    def answer(tool: str, query: str, *options: str, limit_s: float) -> gpus.subprocess.CompletedProcess[str]:
+    def answer(tool: str, query: str, *options: str, limit_s: float) -> subprocess.CompletedProcess[str]:
         row = [
             "0",
             "GPU-a",
             *(action if "action" in column else "[N/A]" for column in query.split("=")[1].split(",")[2:]),
         ]
-        return gpus.subprocess.CompletedProcess([tool], 0, ", ".join(row), "")
+        return subprocess.CompletedProcess([tool], 0, ", ".join(row), "")
 
     monkeypatch.setattr(gpus, "run_nvidia_smi", answer)
     states = GpuStates()
