@@ -140,7 +140,7 @@ class Record:
             attempt.last_step = step
             if attempt.first_step_at is None:
                 attempt.first_step_at = at
-                attempt.group_at = max(rank.group_at for rank in self.facts.ranks.values()) or None
+                attempt.group_at = max((rank.group_at for rank in self.facts.ranks.values()), default=0.0) or None
 
     @property
     def is_first_step(self) -> bool:

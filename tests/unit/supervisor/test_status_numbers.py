@@ -18,6 +18,7 @@ from orchestrator.core.status_types import ReportedNumber, Training, Usage
 from orchestrator.core.wire import reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.supervisor import status as status_object
+from orchestrator.views import cells, post_mortem
 from tests.support import jobs
 
 USAGE = Usage(1.5, 4 << 30, 0.97, 60 << 30)
@@ -128,8 +129,11 @@ def test_post_mortem_shows_when_process_group_was_formed() -> None:
     formed = [RankHeartbeat(rank, 0, "S", 0, 0.0, has_group=True) for rank in (0, 1)]
     *before, stepping, last = jobs.crashed_once()
     beat = e.FromNode(last.at - 0.4, "node-0", reports.Heartbeat(2, tuple(formed)))
-    (first, _) = jobs.told([*before, beat, stepping, last])["attempts"]
+    told = jobs.told([*before, beat, stepping, last])
+    first, _ = told["attempts"]
     parts = first["restart_parts"]
+    shown = cells.plain_text(post_mortem.post_mortem(told))
+    assert ", process group after 2.1s, first step after 0.4s" in shown
     assert list(parts) == ["end_s", "start_s", "group_s", "first_step_s"] and parts["first_step_s"] == pytest.approx(
         0.4
     )
