@@ -124,6 +124,7 @@ def _attempt_json(
         "restart_parts": _restart_parts(attempt, next_attempt),
         "queued_s": None if attempt.queued_s is None else round(attempt.queued_s, 3),
         "repeated_steps": _repeated_steps(attempt, next_stepping),
+        "checkpoint_stalls_s": [round(stall_s, 3) for _, stall_s in attempt.stalls.values()],
         "notices": [told.verdict.summary for told in attempt.notices if told.verdict],
         "told": [_notice_json(attempt, told) for told in attempt.notices if told.topic is not NoticeTopic.SLOW],
         "remarks": [*slow, *((*_suspicion_texts(attempt), *late) if verdict is None else ())],

@@ -6,7 +6,8 @@ Pure, except `read`: entries in, spans out. Rules, in the order of a job's phase
 1. Queued: from the job's submission to its first attempt, and whenever it has no machines.
 2. Startup: the first attempt, and one after a queue or a resume, until its first new step. Recovering: any other attempt
    until its first new step, and the time since the verdict before it.
-3. Productive or wasted: from an attempt's first new step to the last progress that its verdict names. The share of its
+3. Productive or wasted: from an attempt's first new step to the last progress that its verdict names, except for the time
+   in which checkpoints that were kept stopped the ranks, as the agents have measured it. The share of its
    steps that no later attempt repeated is productive, the rest is wasted: a restart loses the last ones.
    A job without a step has no goodput, since its startup cannot be separated from its work.
 4. Detecting: from the last progress to the verdict.
@@ -44,7 +45,7 @@ class TimeKind(str, enum.Enum):
     STARTUP = "startup"  # agents, setup, imports, rendezvous, up to the first new step
     PRODUCTIVE = "productive"  # steps that were kept
     WASTED = "wasted"  # steps that were repeated after a restart
-    CHECKPOINT = "checkpoint"  # saving, if it can be seen
+    CHECKPOINT = "checkpoint"  # no steps because of a checkpoint that was kept
     DETECTING = "detecting"  # from the last progress to the verdict
     RECOVERING = "recovering"  # from the verdict to the first new step
     STOPPING = "stopping"
@@ -143,7 +144,7 @@ def from_record(record: Record, submitted_wall_s: float | None = None) -> Goodpu
         after = record.attempts[number + 1] if number + 1 < len(record.attempts) else None
         next_at = after.begun.at if after is not None else until_at
         done_at = record.facts.ended_well_at if after is None and record.facts.are_ranks_done else None
-        _add_work(builder, attempt, next_at, _kept_share(attempt, kept_steps[number]), done_at)
+        _add_work(builder, attempt, next_at, kept_steps[number], done_at)
         _add_end(builder, attempt, next_at, continues=after is not None or record.facts.end is None)
     return Goodput((*builder.spans, *_idle(record, builder.clock, until_at)))
 
@@ -215,19 +216,24 @@ def _add_work(
     builder: _TimelineBuilder,
     attempt: AttemptHistory,
     next_at: float,
-    kept_share: float | None,
+    kept_step: float,
     done_at: float | None,
 ) -> None:
     """Add the time of an attempt up to its verdict, or its end without one. `done_at`: when its last rank ended successfully;
     a script around the ranks may still run."""
-    over_at, verdict = _over_at(attempt, next_at), _verdict(attempt)
+    over_at, verdict, kept_share = _over_at(attempt, next_at), _verdict(attempt), _kept_share(attempt, kept_step)
     over_at, late_at = (over_at if done_at is None or verdict is not None else min(over_at, done_at)), over_at
     broke_at = over_at if verdict is None else min(over_at, max(attempt.begun.at, verdict.since_s))
     began_at = attempt.restart_at if kept_share is not None else None
     first = TimeKind.STARTUP if builder.is_fresh else TimeKind.RECOVERING
     builder.add_until(first, broke_at if began_at is None else min(began_at, broke_at), builder.failure)
     if began_at is not None and kept_share is not None and began_at < broke_at:
-        builder.add_until(TimeKind.PRODUCTIVE, broke_at - (1.0 - kept_share) * (broke_at - began_at))
+        kept_at = broke_at - (1.0 - kept_share) * (broke_at - began_at)
+        for steps, (at, stall_s) in sorted(attempt.stalls.items()):
+            if attempt.base_step + steps <= kept_step:
+                builder.add_until(TimeKind.PRODUCTIVE, min(at, kept_at) - stall_s)
+                builder.add_until(TimeKind.CHECKPOINT, min(at, kept_at))
+        builder.add_until(TimeKind.PRODUCTIVE, kept_at)
         builder.add_until(TimeKind.WASTED, broke_at, _loss(attempt))
     builder.add_until(TimeKind.DETECTING, over_at, _loss(attempt))
     builder.add_until(TimeKind.STOPPING, late_at)

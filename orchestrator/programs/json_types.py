@@ -103,6 +103,7 @@ class Attempt(TypedDict):
     restart_parts: dict[str, float] | None
     queued_s: float | None
     repeated_steps: int | None
+    checkpoint_stalls_s: list[float]
     losses: NotRequired[list[str] | None]
     notices: list[str]
     told: list[Told]
@@ -286,6 +287,7 @@ class Save(TypedDict):
     files: int
     bytes: int
     written_at: str
+    stall_s: float | None
     places: list[dict[str, str]]
     exists: bool
     complete: bool

@@ -23,7 +23,7 @@ KIND_TEXTS = {
     "startup": "agents, setup, imports, rendezvous, up to the first new step",
     "productive": "steps that were kept",
     "wasted": "steps repeated after a restart",
-    "checkpoint": "saving, where it can be measured",
+    "checkpoint": "no steps while a checkpoint was saved, where that is known",
     "detecting": "from the last progress to the verdict",
     "recovering": "from the verdict to the first new step",
     "stopping": "ranks being stopped at the end",
