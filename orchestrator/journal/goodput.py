@@ -52,6 +52,9 @@ class TimeKind(str, enum.Enum):
     IDLE = "idle"  # spares
 
 
+WORK = (TimeKind.PRODUCTIVE, TimeKind.CHECKPOINT, TimeKind.WASTED)
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """End of an attempt, which lost time is charged to: the verdict's kind and its node, empty for none or several; without a
@@ -88,6 +91,26 @@ class Goodput:
     job's end and a resume."""
 
     spans: tuple[Span, ...]
+    # Of each checkpoint, where it is known; the median number of steps between two, and what one takes
+    stalls_s: tuple[float, ...] = ()
+    interval_steps: int = 0
+    step_s: float = 0.0
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks have worked last."""
+        return next((span.ranks for span in reversed(self.spans) if span.kind in WORK), 0)
+
+    @property
+    def work_rank_s(self) -> float:
+        """The time in which ranks made steps."""
+        return sum(span.rank_s for span in self.spans if span.kind in WORK)
+
+    @property
+    def failures(self) -> int:
+        """How many attempts that had made steps ended by a failure."""
+        worked = {span.attempt for span in self.spans if span.kind in WORK}
+        return sum(one.attempt in worked and one.cause not in (CANCEL, RESUME, "restart") for one in self.losses())
 
     def rank_seconds(self) -> dict[TimeKind, float]:
         """Return the sum of all ranks' seconds by kind; every kind is there."""
@@ -114,7 +137,7 @@ class Goodput:
     def since(self, wall_s: float) -> Goodput:
         """Return the goodput after a time."""
         later = (span for span in self.spans if span.end_wall_s > wall_s)
-        return Goodput(tuple(replace(span, begin_wall_s=max(span.begin_wall_s, wall_s)) for span in later))
+        return replace(self, spans=tuple(replace(span, begin_wall_s=max(span.begin_wall_s, wall_s)) for span in later))
 
 
 def read(job: JobDir, submitted_wall_s: float) -> Goodput:
@@ -146,7 +169,15 @@ def from_record(record: Record, submitted_wall_s: float | None = None) -> Goodpu
         done_at = record.facts.ended_well_at if after is None and record.facts.are_ranks_done else None
         _add_work(builder, attempt, next_at, kept_steps[number], done_at)
         _add_end(builder, attempt, next_at, continues=after is not None or record.facts.end is None)
-    return Goodput((*builder.spans, *_idle(record, builder.clock, until_at)))
+    made = sum(one.last_step - one.base_step for one in record.attempts if one.last_step is not None)
+    work_s = sum(span.end_wall_s - span.begin_wall_s for span in builder.spans if span.kind in WORK[::2])
+    gaps = [b - a for one in record.attempts for a, b in itertools.pairwise([0, *sorted(one.stalls)])]
+    return Goodput(
+        (*builder.spans, *_idle(record, builder.clock, until_at)),
+        tuple(stall_s for one in record.attempts for _, stall_s in one.stalls.values()),
+        sorted(gaps)[len(gaps) // 2] if gaps else 0,
+        work_s / made if made > 0 else 0.0,
+    )
 
 
 class _WallClock:

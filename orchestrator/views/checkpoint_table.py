@@ -66,7 +66,7 @@ def _row(entry: Json, folder: str) -> list[Cell]:
         Cell(str(entry["save"])),
         Cell(or_dash(entry["step"])),
         Cell(size(entry["bytes"])),
-        Cell(entry["written_at"][:19].replace("T", " ")),
+        Cell(entry["written_at"][5:16].replace("T", " ")),
         Cell("-" if entry.get("stall_s") is None else f"{entry['stall_s']:,.1f} s"),
         Cell(
             "complete" if entry["state"] == CheckpointState.WHOLE.value else entry["state"],
