@@ -64,8 +64,8 @@ def advise(usage: Goodput, lab: Iterable[Goodput]) -> Json | None:
     stall_s = sum(stalls_s) / max(1, len(stalls_s))
     if len(stalls_s) < STALLS_MIN or not (stall_s and step_s and ranks and usage.interval_steps):
         return None
-    jobs = list(lab)
-    failures, work_s = sum(one.failures for one in jobs), sum(one.work_rank_s for one in jobs)
+    counts = [(one.failures, one.work_rank_s) for one in lab]
+    failures, work_s = sum(count for count, _ in counts), sum(rank_s for _, rank_s in counts)
     low, high = failure_limits(failures)
     between_s = [work_s / ranks / count if count else None for count in (high, failures, low)]
     steps = [None if one is None else max(1, round(best_interval_s(stall_s, one) / step_s)) for one in between_s]

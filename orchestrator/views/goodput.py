@@ -111,18 +111,20 @@ def _advice_lines(advice: Json) -> Iterator[Line]:
         )
         saved = advice["checkpoint_share"] + advice["failure_share"] - advice["best_share"]
         fewest, best, most = (f"{round(steps, 1 - len(str(steps)) + 1):,}" for steps in advice["best_steps"])
-        now = f"{advice['interval_steps']:,}"
         if saved > SAVED_SHARE_MIN:
             yield line(
-                f"{costs}: every {best} steps instead of {now} would cost least, {100 * advice['best_share']:.1f} % in all"
+                f"{costs}: every {best} steps instead of {advice['interval_steps']:,} would cost least, {100 * advice['best_share']:.1f} % in all"
             )
         else:
-            yield line(f"{costs}: every {now} steps is near the best interval")
+            yield line(f"{costs}: every {advice['interval_steps']:,} steps is near the best interval")
         often = f"{format_count(advice['failures'], 'failure')} in {hours} of all jobs, so one in {duration(usual_s)}"
         limits = f"{duration(soonest_s)} to {duration(latest_s)}, every {fewest} to {most} steps, at 95 %"
         yield line(Cell(f"  from {often} with {format_count(advice['ranks'], 'rank')} ({limits})", "dim"))
-    stopped = f"{advice['stall_s']:,.1f} s without steps at a checkpoint, the mean of {advice['checkpoints']:,}"
-    yield line(Cell(f"  {stopped}", "dim"))
+    yield line(
+        Cell(
+            f"  {advice['stall_s']:,.1f} s without steps at a checkpoint, the mean of {advice['checkpoints']:,}", "dim"
+        )
+    )
 
 
 def _kind_rows(usage: Json, unit: _Unit) -> list[list[Cell]]:

@@ -256,9 +256,10 @@ class CheckpointScanner:
     def _stall_s(self, ranks: NodeRanks, watch: CheckpointWatch, change: GroupChange) -> float | None:
         """Return for how long ranks here made no steps while a checkpoint was written; None where no hook has seen at which step
         that was, or where the steps around it are not known."""
-        files = self._rank_files
-        step = max((files.written.get(str(watch.root / piece.name), -1) for piece in change.pieces), default=-1)
-        stalls = (process.counter.stall_s(step, files.write_steps) for process in ranks.processes)
+        step = max(
+            (self._rank_files.written.get(str(watch.root / piece.name), -1) for piece in change.pieces), default=-1
+        )
+        stalls = (process.counter.stall_s(step, self._rank_files.write_steps) for process in ranks.processes)
         return max((stall_s for stall_s in stalls if stall_s is not None), default=None)
 
     def _report_change(self, watch: CheckpointWatch, change: GroupChange, stall_s: float | None = None) -> None:
