@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -227,6 +228,7 @@ def goodput(job: str | None, of_all: bool, since: float | None, by: str | None, 
     It counts the time of each rank from the job's submission to its end, by kind: steps that were kept, repeated steps, failures until detection, restarts, queues.
     """
     from orchestrator.client import post_mortem
+    from orchestrator.journal.checkpoint_interval import STALLS_MIN
     from orchestrator.views import goodput as goodput_view
 
     if of_all and job is not None:
@@ -239,10 +241,17 @@ def goodput(job: str | None, of_all: bool, since: float | None, by: str | None, 
             if not of_all:
                 raise
             terminal.print_error(str(err))
+    lab = []
+    for other in (
+        all_jobs() if any(len(one.stalls_s) >= STALLS_MIN for one in usage_by_job.values()) and not of_all else ()
+    ):
+        if other.id not in usage_by_job:
+            with contextlib.suppress(OrchError, OSError):  # its failures are not known
+                lab.append(other.goodput())
     if since is not None:
         usage_by_job = {job_id: one.since(time.time() - since) for job_id, one in usage_by_job.items()}
         usage_by_job = {job_id: one for job_id, one in usage_by_job.items() if one.spans}
-    print_result(post_mortem.time_uses(usage_by_job), as_json, lambda usage: goodput_view.table(usage, by))
+    print_result(post_mortem.time_uses(usage_by_job, lab), as_json, lambda usage: goodput_view.table(usage, by))
     return 0
 
 

@@ -228,6 +228,7 @@ def row(offer: AdoptableCheckpoint) -> Json:
         "files": len(offer.pieces),
         "bytes": sum(piece.size_bytes for piece in offer.pieces),
         "written_at": status_file.iso(offer.written_ns / 1e9),
+        "stall_s": None,
         "places": [],
         "exists": True,
         "complete": False,

@@ -295,6 +295,7 @@ def _checkpoint_row(checkpoint: Checkpoint, verified_by: str, note: str, root: P
         "files": len(checkpoint.files),
         "bytes": checkpoint.size_bytes,
         "written_at": status_file.iso(checkpoint.written_ns / 1e9),
+        "stall_s": None if checkpoint.stall_s is None else round(checkpoint.stall_s, 3),
         "places": [{"host": place.host, "path": place.root} for place in checkpoint.locations],
         "exists": bool(checkpoint.locations) and not checkpoint.locations[0].host and os.path.lexists(checkpoint.path),
         "complete": checkpoint.state is CheckpointState.WHOLE,

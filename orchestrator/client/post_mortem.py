@@ -5,7 +5,7 @@ Pure: a record in, the JSON object of the contract out. Times of day are UTC in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 
 from orchestrator.brain.model.decisions import AttemptEnd, Evidence, Notice, NoticeTopic, VerdictKind
@@ -15,7 +15,7 @@ from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import Status, iso
 from orchestrator.core.wire.reports import Exited
-from orchestrator.journal import goodput
+from orchestrator.journal import checkpoint_interval, goodput
 from orchestrator.journal.goodput import Goodput
 from orchestrator.journal.job_record import AttemptHistory, Record
 from orchestrator.supervisor import status
@@ -56,13 +56,15 @@ def time_use(usage: Goodput) -> Json:
     }
 
 
-def time_uses(usage_by_job: Mapping[str, Goodput]) -> Json:
+def time_uses(usage_by_job: Mapping[str, Goodput], lab: Iterable[Goodput] = ()) -> Json:
     """Return the time use of jobs by id, together and each, as `orch goodput --json` prints it; each with its failures and
-    their cost."""
+    their cost. `lab`: other jobs whose failures count for the advice on checkpoints."""
+    known = [*usage_by_job.values(), *lab]
     jobs = [
         {
             "id": job_id,
             **time_use(one),
+            "advice": checkpoint_interval.advise(one, known),
             "losses": [{**asdict(loss), "rank_seconds": round(rank_s, 3)} for loss, rank_s in one.losses().items()],
         }
         for job_id, one in usage_by_job.items()
@@ -124,6 +126,7 @@ def _attempt_json(
         "restart_parts": _restart_parts(attempt, next_attempt),
         "queued_s": None if attempt.queued_s is None else round(attempt.queued_s, 3),
         "repeated_steps": _repeated_steps(attempt, next_stepping),
+        "checkpoint_stalls_s": [round(stall_s, 3) for _, stall_s in attempt.stalls.values()],
         "notices": [told.verdict.summary for told in attempt.notices if told.verdict],
         "told": [_notice_json(attempt, told) for told in attempt.notices if told.topic is not NoticeTopic.SLOW],
         "remarks": [*slow, *((*_suspicion_texts(attempt), *late) if verdict is None else ())],

@@ -6,7 +6,8 @@ Pure, except `read`: entries in, spans out. Rules, in the order of a job's phase
 1. Queued: from the job's submission to its first attempt, and whenever it has no machines.
 2. Startup: the first attempt, and one after a queue or a resume, until its first new step. Recovering: any other attempt
    until its first new step, and the time since the verdict before it.
-3. Productive or wasted: from an attempt's first new step to the last progress that its verdict names. The share of its
+3. Productive or wasted: from an attempt's first new step to the last progress that its verdict names, except for the time
+   in which checkpoints that were kept stopped the ranks, as the agents have measured it. The share of its
    steps that no later attempt repeated is productive, the rest is wasted: a restart loses the last ones.
    A job without a step has no goodput, since its startup cannot be separated from its work.
 4. Detecting: from the last progress to the verdict.
@@ -44,11 +45,14 @@ class TimeKind(str, enum.Enum):
     STARTUP = "startup"  # agents, setup, imports, rendezvous, up to the first new step
     PRODUCTIVE = "productive"  # steps that were kept
     WASTED = "wasted"  # steps that were repeated after a restart
-    CHECKPOINT = "checkpoint"  # saving, if it can be seen
+    CHECKPOINT = "checkpoint"  # no steps because of a checkpoint that was kept
     DETECTING = "detecting"  # from the last progress to the verdict
     RECOVERING = "recovering"  # from the verdict to the first new step
     STOPPING = "stopping"
     IDLE = "idle"  # spares
+
+
+WORK = (TimeKind.PRODUCTIVE, TimeKind.CHECKPOINT, TimeKind.WASTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,26 @@ class Goodput:
     job's end and a resume."""
 
     spans: tuple[Span, ...]
+    # Of each checkpoint, where it is known; the median number of steps between two, and what one takes
+    stalls_s: tuple[float, ...] = ()
+    interval_steps: int = 0
+    step_s: float = 0.0
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks have worked last."""
+        return next((span.ranks for span in reversed(self.spans) if span.kind in WORK), 0)
+
+    @property
+    def work_rank_s(self) -> float:
+        """The time in which ranks made steps."""
+        return sum(span.rank_s for span in self.spans if span.kind in WORK)
+
+    @property
+    def failures(self) -> int:
+        """How many attempts that had made steps ended by a failure."""
+        worked = {span.attempt for span in self.spans if span.kind in WORK}
+        return sum(one.attempt in worked and one.cause not in (CANCEL, RESUME, "restart") for one in self.losses())
 
     def rank_seconds(self) -> dict[TimeKind, float]:
         """Return the sum of all ranks' seconds by kind; every kind is there."""
@@ -113,7 +137,7 @@ class Goodput:
     def since(self, wall_s: float) -> Goodput:
         """Return the goodput after a time."""
         later = (span for span in self.spans if span.end_wall_s > wall_s)
-        return Goodput(tuple(replace(span, begin_wall_s=max(span.begin_wall_s, wall_s)) for span in later))
+        return replace(self, spans=tuple(replace(span, begin_wall_s=max(span.begin_wall_s, wall_s)) for span in later))
 
 
 def read(job: JobDir, submitted_wall_s: float) -> Goodput:
@@ -143,9 +167,17 @@ def from_record(record: Record, submitted_wall_s: float | None = None) -> Goodpu
         after = record.attempts[number + 1] if number + 1 < len(record.attempts) else None
         next_at = after.begun.at if after is not None else until_at
         done_at = record.facts.ended_well_at if after is None and record.facts.are_ranks_done else None
-        _add_work(builder, attempt, next_at, _kept_share(attempt, kept_steps[number]), done_at)
+        _add_work(builder, attempt, next_at, kept_steps[number], done_at)
         _add_end(builder, attempt, next_at, continues=after is not None or record.facts.end is None)
-    return Goodput((*builder.spans, *_idle(record, builder.clock, until_at)))
+    made = sum(one.last_step - one.base_step for one in record.attempts if one.last_step is not None)
+    work_s = sum(span.end_wall_s - span.begin_wall_s for span in builder.spans if span.kind in WORK[::2])
+    gaps = [b - a for one in record.attempts for a, b in itertools.pairwise([0, *sorted(one.stalls)])]
+    return Goodput(
+        (*builder.spans, *_idle(record, builder.clock, until_at)),
+        tuple(stall_s for one in record.attempts for _, stall_s in one.stalls.values()),
+        sorted(gaps)[len(gaps) // 2] if gaps else 0,
+        work_s / made if made > 0 else 0.0,
+    )
 
 
 class _WallClock:
@@ -215,19 +247,24 @@ def _add_work(
     builder: _TimelineBuilder,
     attempt: AttemptHistory,
     next_at: float,
-    kept_share: float | None,
+    kept_step: float,
     done_at: float | None,
 ) -> None:
     """Add the time of an attempt up to its verdict, or its end without one. `done_at`: when its last rank ended successfully;
     a script around the ranks may still run."""
-    over_at, verdict = _over_at(attempt, next_at), _verdict(attempt)
+    over_at, verdict, kept_share = _over_at(attempt, next_at), _verdict(attempt), _kept_share(attempt, kept_step)
     over_at, late_at = (over_at if done_at is None or verdict is not None else min(over_at, done_at)), over_at
     broke_at = over_at if verdict is None else min(over_at, max(attempt.begun.at, verdict.since_s))
     began_at = attempt.restart_at if kept_share is not None else None
     first = TimeKind.STARTUP if builder.is_fresh else TimeKind.RECOVERING
     builder.add_until(first, broke_at if began_at is None else min(began_at, broke_at), builder.failure)
     if began_at is not None and kept_share is not None and began_at < broke_at:
-        builder.add_until(TimeKind.PRODUCTIVE, broke_at - (1.0 - kept_share) * (broke_at - began_at))
+        kept_at = broke_at - (1.0 - kept_share) * (broke_at - began_at)
+        for steps, (at, stall_s) in sorted(attempt.stalls.items()):
+            if attempt.base_step + steps <= kept_step:
+                builder.add_until(TimeKind.PRODUCTIVE, min(at, kept_at) - stall_s)
+                builder.add_until(TimeKind.CHECKPOINT, min(at, kept_at))
+        builder.add_until(TimeKind.PRODUCTIVE, kept_at)
         builder.add_until(TimeKind.WASTED, broke_at, _loss(attempt))
     builder.add_until(TimeKind.DETECTING, over_at, _loss(attempt))
     builder.add_until(TimeKind.STOPPING, late_at)

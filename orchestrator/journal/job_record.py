@@ -77,6 +77,8 @@ class AttemptHistory:
     starts: dict[str, bool] = field(default_factory=dict)
     # Ranks that ended with a code other than 0 after they were told to stop, each with its node
     late_exits: list[tuple[str, reports.Exited]] = field(default_factory=list)
+    # By the attempt's steps at a checkpoint: when it was closed (job clock), and for how long ranks made no steps because of it
+    stalls: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def wall_s(self, at: float) -> float:
         """Return a time (job clock) of the attempt in seconds since 1970."""
@@ -229,6 +231,10 @@ def _add_to_history(attempt: AttemptHistory, entry: JournalEntry) -> None:
             attempt.finished = finished
         case d.EndJob() as ended:
             attempt.job_ended = ended
+        case e.CheckpointChanged(at=at, save=saved) if (
+            saved.stall_s is not None and saved.attempt == attempt.begun.attempt
+        ):
+            attempt.stalls.setdefault(saved.steps, (at, saved.stall_s))
         case e.CheckpointRead(attempt=number) as read if number == attempt.begun.attempt:
             attempt.read = read
         case e.FromNode(report=reports.Started(how=how, are_forks=are_forks)) if how:

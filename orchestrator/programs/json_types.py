@@ -103,6 +103,7 @@ class Attempt(TypedDict):
     restart_parts: dict[str, float] | None
     queued_s: float | None
     repeated_steps: int | None
+    checkpoint_stalls_s: list[float]
     losses: NotRequired[list[str] | None]
     notices: list[str]
     told: list[Told]
@@ -130,11 +131,29 @@ class Loss(TypedDict):
     rank_seconds: float
 
 
+class CheckpointAdvice(TypedDict):
+    """What a job's checkpoints cost, and the interval that would cost least. Of three values the middle one is the most likely, and
+    the others are the limits at 95 %; null where no limit is known."""
+
+    checkpoints: int
+    stall_s: float
+    interval_steps: int
+    failures: int
+    rank_hours: float
+    ranks: int
+    between_failures_s: list[float | None]
+    best_steps: list[int | None]
+    checkpoint_share: float | None
+    failure_share: float | None
+    best_share: float | None
+
+
 class JobTimeUse(TimeUse):
     """Time of the ranks of one job, with its failures."""
 
     id: str
     losses: list[Loss]
+    advice: NotRequired[CheckpointAdvice | None]
 
 
 class Goodput(TimeUse):
@@ -286,6 +305,7 @@ class Save(TypedDict):
     files: int
     bytes: int
     written_at: str
+    stall_s: float | None
     places: list[dict[str, str]]
     exists: bool
     complete: bool

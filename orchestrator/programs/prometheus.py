@@ -45,6 +45,7 @@ class _History:
     ratio: float | None = None
     checkpoint_bytes: int | None = None
     checkpoint_wall_s: float | None = None
+    checkpoint_stall_s: float | None = None
 
 
 class JobMetrics(Collector):
@@ -120,14 +121,15 @@ def _read_history(job: JobDir, created_s: float) -> _History:
     causes = Counter(
         attempt.judged.verdict.kind.value if attempt.judged else "none" for attempt in record.attempts[:-1]
     )
-    newest, size_bytes, written_s = record.facts.checkpoint, None, None
+    newest, size_bytes, written_s, stall_s = record.facts.checkpoint, None, None, None
     if newest is not None:
         with contextlib.suppress(OrchError):
             checkpoint = job_checkpoints.load_checkpoints(job).get(newest.save)
             if checkpoint is not None:
                 size_bytes, written_s = checkpoint.size_bytes, checkpoint.written_ns / 1e9
+                stall_s = checkpoint.stall_s
     seconds = {kind.value: rank_s for kind, rank_s in spent.rank_seconds().items()}
-    return _History(dict(causes), seconds, spent.ratio, size_bytes, written_s)
+    return _History(dict(causes), seconds, spent.ratio, size_bytes, written_s, stall_s)
 
 
 class _MetricFamilies:
@@ -147,6 +149,7 @@ class _MetricFamilies:
                 ("last_step", "Step of the checkpoint that a restart resumes from.", status.checkpoint.step),
                 ("bytes", "Its size.", history.checkpoint_bytes),
                 ("age_seconds", "Its age.", age_s),
+                ("stall_seconds", "How long ranks made no steps because of it.", history.checkpoint_stall_s),
             )
             for name, what, value in gauges:
                 self._gauge(f"orch_checkpoint_{name}", what, value, job_id=status.id)

@@ -17,7 +17,7 @@ PASSED_SHOWN = 5
 ADOPTABLE_SHOWN = 5
 """How many adoptable files are shown, the newest."""
 
-_HEADS = ("", "NO", "STEP", "SIZE", "WRITTEN (UTC)", "STATE", "PATH")
+_HEADS = ("", "NO", "STEP", "SIZE", "WRITTEN (UTC)", "STALL", "STATE", "PATH")
 _STYLES = {"open": "yellow", "torn": "red", "gone": "red", "distrusted": "red", "pruned": "dim"}
 _PAD = "   "
 
@@ -66,7 +66,8 @@ def _row(entry: Json, folder: str) -> list[Cell]:
         Cell(str(entry["save"])),
         Cell(or_dash(entry["step"])),
         Cell(size(entry["bytes"])),
-        Cell(entry["written_at"][:19].replace("T", " ")),
+        Cell(entry["written_at"][5:16].replace("T", " ")),
+        Cell("-" if entry.get("stall_s") is None else f"{entry['stall_s']:,.1f} s"),
         Cell(
             "complete" if entry["state"] == CheckpointState.WHOLE.value else entry["state"],
             _STYLES.get(entry["state"], ""),

@@ -11,19 +11,22 @@ from dataclasses import dataclass
 
 from orchestrator.core.codec import Json
 from orchestrator.core.text import format_count
-from orchestrator.views.cells import Cell, Line, columns, line, name_list
+from orchestrator.views.cells import Cell, Line, columns, duration, line, name_list
 
 _UNITS = (("rank-hours", 3600.0), ("rank-minutes", 60.0), ("rank-seconds", 1.0))
 
 UNITS_MIN = 10
 """The smallest total in units for which one decimal digit is precise enough."""
 
+SAVED_SHARE_MIN = 0.01
+"""The share of the time that another interval must save to be advised."""
+
 KIND_TEXTS = {
     "queued": "waiting for machines",
     "startup": "agents, setup, imports, rendezvous, up to the first new step",
     "productive": "steps that were kept",
     "wasted": "steps repeated after a restart",
-    "checkpoint": "saving, where it can be measured",
+    "checkpoint": "no steps while a checkpoint was saved, where that is known",
     "detecting": "from the last progress to the verdict",
     "recovering": "from the verdict to the first new step",
     "stopping": "ranks being stopped at the end",
@@ -85,11 +88,43 @@ def table(usage: Json, by: str | None) -> list[Line]:
     share = "no goodput: no step was made in" if usage["ratio"] is None else f"goodput {100 * usage['ratio']:.1f}% of"
     head = line(Cell(name, "bold"), f"  {share} {total}")
     if by is None:
-        return [head, (), *columns(_kind_rows(usage, unit), ("TIME", *unit.heads, "WHAT IT IS"))]
+        advice = jobs[0].get("advice") if len(jobs) == 1 else None
+        told = [(), *_advice_lines(advice)] if advice else []
+        return [head, (), *columns(_kind_rows(usage, unit), ("TIME", *unit.heads, "WHAT IT IS")), *told]
     rows = list(_loss_rows(jobs, by, unit))
     if not rows:
         return [head, line("no failure has cost anything")]
     return [head, (), *columns(rows, (by.upper(), *unit.heads, "FAILURES"))]
+
+
+def _advice_lines(advice: Json) -> Iterator[Line]:
+    """Yield how often to save, and what that follows from."""
+    hours = f"{advice['rank_hours']:,.1f} rank-hours"
+    soonest_s, usual_s, latest_s = advice["between_failures_s"]
+    if usual_s is None:
+        yield line(
+            f"how often to save is not known: no failure in {hours}, so at most one in {duration(soonest_s)} (95 %)"
+        )
+    else:
+        costs = (
+            f"checkpoints cost {100 * advice['checkpoint_share']:.1f} %, failures {100 * advice['failure_share']:.1f} %"
+        )
+        saved = advice["checkpoint_share"] + advice["failure_share"] - advice["best_share"]
+        fewest, best, most = (f"{round(steps, 1 - len(str(steps)) + 1):,}" for steps in advice["best_steps"])
+        if saved > SAVED_SHARE_MIN:
+            yield line(
+                f"{costs}: every {best} steps instead of {advice['interval_steps']:,} would cost least, {100 * advice['best_share']:.1f} % in all"
+            )
+        else:
+            yield line(f"{costs}: every {advice['interval_steps']:,} steps is near the best interval")
+        often = f"{format_count(advice['failures'], 'failure')} in {hours} of all jobs, so one in {duration(usual_s)}"
+        limits = f"{duration(soonest_s)} to {duration(latest_s)}, every {fewest} to {most} steps, at 95 %"
+        yield line(Cell(f"  from {often} with {format_count(advice['ranks'], 'rank')} ({limits})", "dim"))
+    yield line(
+        Cell(
+            f"  {advice['stall_s']:,.1f} s without steps at a checkpoint, the mean of {advice['checkpoints']:,}", "dim"
+        )
+    )
 
 
 def _kind_rows(usage: Json, unit: _Unit) -> list[list[Cell]]:

@@ -51,6 +51,9 @@ REMARKS_MAX = 4
 PARTS_S_MIN = 2.0
 """How long a restart takes of which the parts are shown."""
 
+STALLS_S_MIN = 1.0
+"""For how long checkpoints must have stopped the ranks of an attempt to be mentioned."""
+
 _PAD = "  "
 
 
@@ -245,6 +248,11 @@ def _attempt_lines(attempt: Json, folder: str, state: str) -> Iterator[Line]:
         formed = f"process group after {duration(parts['group_s'])}, " if "group_s" in parts else ""
         yield line(
             f"{_PAD}the restart: old ranks ended in {end}, new ones started in {start}, {formed}first step after {first}"
+        )
+    stalls_s = attempt.get("checkpoint_stalls_s") or [0.0]
+    if sum(stalls_s) >= STALLS_S_MIN:
+        yield line(
+            f"{_PAD}checkpoints: no steps for {duration(sum(stalls_s))} in all, for {max(stalls_s):,.1f} s at most"
         )
     for told in attempt.get("told", ()):
         kind = f"{told['kind']}: " if told["kind"] else ""

@@ -241,7 +241,7 @@ class CheckpointScanner:
         self._due_s = now_s + max(SCAN_S, (now_s - self._began_s) / SCAN_SHARE_MAX)
         self.scans_done += 1
         for watch, change in seen:
-            self._report_change(watch, change)
+            self._report_change(watch, change, self._stall_s(ranks, watch, change))
         if seen or any(watch.has_changed for watch in self._folders.watches):
             self._dump_future = self._thread.submit(self._dump_watches)
             self._wake_after(self._dump_future)
@@ -253,7 +253,16 @@ class CheckpointScanner:
             self._note(fault)
         self._noted_fault = fault
 
-    def _report_change(self, watch: CheckpointWatch, change: GroupChange) -> None:
+    def _stall_s(self, ranks: NodeRanks, watch: CheckpointWatch, change: GroupChange) -> float | None:
+        """Return for how long ranks here made no steps while a checkpoint was written; None where no hook has seen at which step
+        that was, or where the steps around it are not known."""
+        step = max(
+            (self._rank_files.written.get(str(watch.root / piece.name), -1) for piece in change.pieces), default=-1
+        )
+        stalls = (process.counter.stall_s(step, self._rank_files.write_steps) for process in ranks.processes)
+        return max((stall_s for stall_s in stalls if stall_s is not None), default=None)
+
+    def _report_change(self, watch: CheckpointWatch, change: GroupChange, stall_s: float | None = None) -> None:
         group, root = change.group, watch.root
         part = HostPart(
             self._node,
@@ -264,6 +273,7 @@ class CheckpointScanner:
             change.closed_by,
             change.stale,
             self._rank_files.created.issuperset(str(root / piece.name) for piece in change.pieces),
+            stall_s,
         )
         key, series = f"{watch.prefix}{group.key}", f"{watch.prefix}{group.series}"
         seen = reports.CheckpointSeen(watch.attempt, key, series, group.main, part)

@@ -33,6 +33,8 @@ class RankFiles:
     written: dict[str, int] = field(default_factory=dict)
     created: set[str] = field(default_factory=set)
     read: dict[str, None] = field(default_factory=dict)
+    # The steps at which something was written
+    write_steps: set[int] = field(default_factory=set)
     # Processes whose reading is noted
     readers: set[int] = field(default_factory=set)
     # By rank's file: how much of it has been read
@@ -65,6 +67,7 @@ class RankFiles:
             self.read[path] = None
         else:
             self.written[path] = number
+            self.write_steps.add(number)
             if is_new:
                 self.created.add(path)
 

@@ -16,7 +16,7 @@ import itertools
 import mmap
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +56,8 @@ MEDIAN_STEPS_MAX = 128
 MEDIAN_STEPS_MIN = 3
 PASSES_MIN = 16
 """Backward passes of a rank without steps count from here on: an optimizer may step only after some of them."""
+USUAL_INTERVALS_MIN = 5
+"""How many intervals without a checkpoint must be known to say how long one usually is."""
 
 SHORT_SHARE = 0.25
 """Steps shorter than this part of the long ones belong to the same iteration of the training loop: where several
@@ -204,6 +206,24 @@ class StepCounter:
         short_ns = SHORT_SHARE * durations_ns[len(durations_ns) * 9 // 10]
         long_ns = durations_ns[bisect.bisect_left(durations_ns, short_ns) :]
         return long_ns[len(long_ns) // 2] / 1e9
+
+    def stall_s(self, step: int, write_steps: Set[int]) -> float | None:
+        """Return for how much longer than usual the rank took from this step of the script to the next one; None where that
+        cannot be told. `write_steps`: at which checkpoints were written, so that what follows them is not usual."""
+        last = self.read().rows
+        first = max(1, last - RING_STEPS + 2)  # the oldest is being overwritten
+        begins_ns: dict[int, int] = {}
+        for row, time_ns in enumerate(self._times_ns(first, last), first):
+            begins_ns.setdefault(self._script_step(row), time_ns)
+        if first > 1:
+            del begins_ns[min(begins_ns)]  # of which earlier rows may be gone
+        intervals_ns = {
+            one: begins_ns[one + 1] - at_ns for one, at_ns in begins_ns.items() if 0 < at_ns < begins_ns.get(one + 1, 0)
+        }
+        usual_ns = sorted(length for one, length in intervals_ns.items() if one not in write_steps)
+        if step not in intervals_ns or len(usual_ns) < USUAL_INTERVALS_MIN:
+            return None
+        return max(0, intervals_ns[step] - usual_ns[len(usual_ns) // 2]) / 1e9
 
     def groups(self) -> tuple[ProcessGroup, ...]:
         """Return the rank's groups that are counted; none while they change, or before the first step."""

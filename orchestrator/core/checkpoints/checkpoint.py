@@ -155,6 +155,8 @@ class HostPart:
     stale: tuple[str, ...] = ()
     # None of its names existed before its attempt, as a hook has seen
     is_new: bool = False
+    # For how long its ranks made no steps because of it, the longest; None: not known
+    stall_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,8 @@ class Checkpoint:
     is_damaged: bool = False
     # While it is open
     parts: tuple[HostPart, ...] = ()
+    # For how long ranks made no steps because of it; None: not known
+    stall_s: float | None = None
 
     @property
     def path(self) -> str:

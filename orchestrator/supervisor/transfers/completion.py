@@ -188,11 +188,12 @@ def collect_files(parts: Iterable[HostPart]) -> dict[str, tuple[str, CheckpointF
 def close(checkpoint: Checkpoint, assessment: Assessment, locations: tuple[FileLocation, ...]) -> Checkpoint:
     """Return a checkpoint with its assessment, its locations, and what its parts say together; it has no parts any more."""
     state, pieces = merge_readings(checkpoint), [piece for _, piece in collect_files(checkpoint.parts).values()]
+    stalls_s = [part.stall_s for part in checkpoint.parts if part.stall_s is not None]
     return replace(
         checkpoint, state=assessment.state, closed_by=assessment.closed_by, why=assessment.why,
         is_damaged=assessment.is_damaged, format=state.format, content=state.content, fits_any_size=state.fits_any_size,
         stated=state.step, cites=state.cites, written_ns=max((piece.mtime_ns for piece in pieces), default=0),
-        files=tuple(pieces), parts=(), locations=locations,
+        files=tuple(pieces), parts=(), locations=locations, stall_s=max(stalls_s, default=checkpoint.stall_s),
     )  # fmt: skip
 
 

@@ -187,3 +187,22 @@ def test_spare_time_is_extra() -> None:
     spans = [goodput.Span(0, 1, kind, 0.0, 10.0, ranks) for kind, ranks in (
         (goodput.TimeKind.PRODUCTIVE, 3), (goodput.TimeKind.STARTUP, 1), (goodput.TimeKind.IDLE, 4))]  # fmt: skip
     assert Goodput(tuple(spans)).ratio == 0.75
+
+
+def test_stall_of_kept_checkpoint_is_no_useful_training() -> None:
+    """It is counted once for checkpoints of one interval, and not where its steps were repeated."""
+    news = jobs.crashed_once()
+    at = next(number for number, one in enumerate(news) if isinstance(one, e.CheckpointChanged))
+    news[at : at + 1] = [
+        jobs.saved(4.5, stall_s=0.25),
+        jobs.saved(4.5, number=2, main="best.pt", stall_s=0.25),
+        jobs.saved(4.6, number=3, main="step-22.pt", steps=22, stall_s=0.5),
+    ]
+    before, found = (
+        _account(jobs.crashed_once(), until_s=20.0).rank_seconds(),
+        _account(news, until_s=20.0).rank_seconds(),
+    )
+    assert before[goodput.TimeKind.CHECKPOINT] == 0.0
+    assert found[goodput.TimeKind.CHECKPOINT] == pytest.approx(RANKS * 0.25)
+    assert found[goodput.TimeKind.PRODUCTIVE] == pytest.approx(before[goodput.TimeKind.PRODUCTIVE] - RANKS * 0.25)
+    assert found[goodput.TimeKind.WASTED] == pytest.approx(before[goodput.TimeKind.WASTED])

@@ -133,3 +133,22 @@ def test_file_of_other_layout_has_no_steps(tmp_path: Path) -> None:
     data[4] += 1  # the version
     (tmp_path / "steps").write_bytes(data)
     assert StepCounter(tmp_path / "steps").read() == NO_STEP
+
+
+def test_stall_is_longer_interval_less_usual_one(tmp_path: Path) -> None:
+    """Intervals of 0.1 s, and 1.6 s after steps 20 and 40, at which files were written."""
+    times_s = [100.0]
+    for step in range(1, 50):
+        times_s.append(times_s[-1] + (1.6 if step in (20, 40) else 0.1))
+    reader = written(tmp_path / "steps", seconds(*times_s))
+    assert reader.stall_s(20, {20, 40}) == pytest.approx(1.5)
+    assert reader.stall_s(30, {20, 30, 40}) == pytest.approx(0.0, abs=1e-6)
+    assert reader.stall_s(50, {20, 40, 50}) is None  # no step has followed
+    assert reader.stall_s(-1, {20, 40}) is None  # no hook has seen the write
+    assert reader.stall_s(20, set(range(1, 47))) is None  # few intervals hold no checkpoint
+
+
+def test_stall_of_overwritten_step_is_unknown(tmp_path: Path) -> None:
+    reader = written(tmp_path / "steps", seconds(*range(1, 2001)))
+    assert reader.stall_s(500, {500}) is None
+    assert reader.stall_s(1999, {1999}) == 0.0
