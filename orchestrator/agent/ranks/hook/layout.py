@@ -9,6 +9,7 @@ GIVEN_ENV = (
     "ORCH_GIVEN"  # MASTER_ADDR MASTER_PORT RANK WORLD_SIZE, for the first Python of a rank: a shell may have set others
 )
 STACK_SIGNAL_ENV = "ORCH_STACK_SIGNAL"  # of two stack signals; the other is the next one, see `Stacks`
+COMPARE_ENV = "ORCH_COMPARE_REPLICAS"  # after how many steps parameters are summed
 SOCKET_ENV = "ORCH_SOCKET"  # not empty: start torch's worker server; the user may set it empty
 
 # The files in a rank's folder.
@@ -34,12 +35,14 @@ PENDING_HANDLER = "orch_pending"  # of torch's worker server: the exception that
 # generation in GROUPS_WORD, which is odd while columns change. EXITING_WORD: when the process EXITING_PID_WORD was about
 # to exit. THREAD_WORD: the kernel's id of the thread that made the last step. ALONE_WORD: one of ALONE_WITH, counted from
 # 1, where the process trains and has formed no process group with another one; else 0. NO_STEP_WORD: 1 where the process is
-# exiting, has imported torch for a script that calls `backward`, and has made no step.
+# exiting, has imported torch for a script that calls `backward`, and has made no step. Behind the rows are the last sums of
+# parameters, of which SUMS_MADE_WORD have been made, in rows of their own: the optimizer and its step as in OPTIMIZER_COLUMN,
+# the script's step, the sum.
 STEP_FILE_MAGIC = 0x4843524F  # b"ORCH" read as u32; the version is the upper half of the same word
-STEP_FILE_VERSION = 5
+STEP_FILE_VERSION = 6
 MAGIC_WORD, PID_WORD, STEP_WORD, TIME_WORD = range(4)
 EXITING_WORD, EXITING_PID_WORD, GROUPS_WORD, THREAD_WORD = range(4, 8)
-NO_GROUP_WORD, NO_STEP_WORD = 8, 9
+NO_GROUP_WORD, NO_STEP_WORD, SUMS_MADE_WORD = 8, 9, 10
 RING_WORD = 16
 RING_STEPS = 1024
 GROUPS_MAX = 8
@@ -47,5 +50,7 @@ OPTIMIZERS_MAX = 8
 OPTIMIZER_COLUMN, SCRIPT_STEP_COLUMN = GROUPS_MAX, GROUPS_MAX + 1
 ROW_WORDS = GROUPS_MAX + 2
 COUNTS_WORD = RING_WORD + RING_STEPS
-STEP_FILE_BYTES = 8 * (COUNTS_WORD + RING_STEPS * ROW_WORDS)
+SUMS_WORD = COUNTS_WORD + RING_STEPS * ROW_WORDS
+SUMS_MAX, SUM_COLUMNS = 64, 3
+STEP_FILE_BYTES = 8 * (SUMS_WORD + SUMS_MAX * SUM_COLUMNS)
 FRAMEWORKS = ("torch", "lightning", "accelerate")
