@@ -164,6 +164,7 @@ class Agent:
                     alone=rank.alone,
                     training=rank.training,
                     nonfinite_losses=rank.nonfinite_losses,
+                    parameter_sums=rank.new_sums(),
                     groups=() if rank.is_silent else counts.GROUPS,
                     collective_counts=() if rank.is_silent else counts.marks(rank),
                 )
