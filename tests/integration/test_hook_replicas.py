@@ -105,9 +105,7 @@ def run_sums(forge: Forge, folder: Path, text: str, ranks: int = 2) -> list[dict
 
 
 def test_sum_shows_each_bit_of_each_type() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SUMS], capture_output=True, text=True, timeout=RUN_S_MAX, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", SUMS], capture_output=True, text=True, timeout=RUN_S_MAX, check=False)
     assert done.stdout == "well\n", done.stderr
 
 
@@ -122,7 +120,9 @@ def test_replicas_have_equal_sums(torch_forge: Forge, tmp_path: Path, text: str)
     assert len(set(one[0].values())) == len(one[0]) >= 1
 
 
-@pytest.mark.parametrize("text", ["import torch\ntorch.manual_seed(1)\n" + FSDP2, TENSOR_PARALLEL], ids=["fsdp2", "tensor parallel"])
+@pytest.mark.parametrize(
+    "text", ["import torch\ntorch.manual_seed(1)\n" + FSDP2, TENSOR_PARALLEL], ids=["fsdp2", "tensor parallel"]
+)
 def test_shards_have_different_sums(torch_forge: Forge, tmp_path: Path, text: str) -> None:
     one, other = run_sums(torch_forge, tmp_path, text)
     assert one[0].keys() == other[0].keys()

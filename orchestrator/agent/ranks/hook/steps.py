@@ -33,7 +33,6 @@ from .layout import (
     TIME_WORD,
     TYPE_CHECKING,
 )
-
 from .replicas import ParameterSums
 
 if TYPE_CHECKING:
