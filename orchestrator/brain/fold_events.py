@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
-from orchestrator.brain import fold_decisions, fold_heartbeats, stragglers
+from orchestrator.brain import fold_decisions, fold_heartbeats, replicas, stragglers
 from orchestrator.brain.diagnosis import desync, suspicion
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import AttemptFacts, Facts, JobGoal, News, Phase
@@ -279,6 +279,8 @@ def _heartbeat(facts: Facts, news: reports.Heartbeat, at: float) -> None:
                     rank.group_keys = beat.groups
                     facts.group_members.clear()
                 desync.record_counts(facts, rank, beat.groups, beat.collective_counts, at)
+            if beat.parameter_sums:
+                replicas.record_sums(facts, rank, beat.parameter_sums)
             if has_new_work_time:
                 stragglers.compare_work(facts, rank, at)
 

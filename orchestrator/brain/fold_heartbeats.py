@@ -55,8 +55,8 @@ def fold(rank: RankFacts, beat: RankHeartbeat, at: float, watched_at: float) -> 
         rank.group_at = at
     rank.log_bytes = max(rank.log_bytes, beat.log_bytes)
     rank.beat_at = at
-    if beat.groups or beat.usage is not None or beat.training is not None:
-        beat = replace(beat, groups=(), collective_counts=(), usage=None, training=None)
+    if beat.groups or beat.usage is not None or beat.training is not None or beat.parameter_sums:
+        beat = replace(beat, groups=(), collective_counts=(), usage=None, training=None, parameter_sums=())
     rank.beat = beat
 
 

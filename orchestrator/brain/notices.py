@@ -8,6 +8,8 @@ Steps: a checkpoint contains another step than orch counted.
 
 Loss: the loss that ranks print is not finite.
 
+Replicas: see `replicas`.
+
 End: every rank exited with code 0, and a log ends with a traceback, the ranks made fewer steps than they have printed, or
 none though the script trains. The job has succeeded all the same: exit codes say that.
 """
@@ -17,7 +19,7 @@ from __future__ import annotations
 import math
 from itertools import islice
 
-from orchestrator.brain import training
+from orchestrator.brain import replicas, training
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import NoticeTopic
@@ -48,6 +50,8 @@ def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[d.
             return [d.Notice(now_s, RANKS_CONNECTED, number, NoticeTopic.ALONE, withdrawn=True)]
         if loss := _loss_notice(facts, attempt, now_s):
             return [loss]
+        if drift := replicas.notice(facts, attempt, now_s):
+            return [drift]
         if facts.is_done and attempt.last_notice(NoticeTopic.END) is None and (doubts := find_contradictions(facts)):
             return [d.Notice(now_s, f"every rank exited with code 0, and {'; '.join(doubts)}", number, NoticeTopic.END)]
     if attempt.step_mismatch and not any(one.last_notice(NoticeTopic.STEPS) for one in _all_attempts(facts, attempt)):

@@ -93,6 +93,8 @@ class Limits:
     on_desync: str = "fail"
     # What a loss that is not finite leads to: `notify`, `rollback` to a checkpoint before it, or `fail`.
     on_nan: str = "notify"
+    # After how many steps the parameters of ranks are compared. 0: never.
+    compare_steps: int = 0
     # From the start of all ranks until they have met, and until the first optimizer step.
     rendezvous_timeout_s: float | None = None
     first_step_timeout_s: float | None = None

@@ -52,5 +52,6 @@ def limits_of(spec: JobSpec) -> Limits:
         on_hang=monitor.on_hang,
         on_desync=monitor.on_desync,
         on_nan=monitor.on_nan,
+        compare_steps=monitor.compare_replicas or 0,
         launches=spec.launch is not None,
     )

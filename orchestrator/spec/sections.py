@@ -72,6 +72,11 @@ class Monitor(Section):
         "What follows when the loss that ranks print or report stays nan or infinite: a notification, a restart from the last "
         "checkpoint before it, or failure.",
     )
+    compare_replicas: int | None = whole_number(
+        None,
+        "After how many steps the parameters of ranks that hold the same are compared; a notice names a rank that has drifted. "
+        "Default: never.",
+    )
     stop_grace: rules.Pause = described("15s", "Time from TERM to KILL when you or the time limit stop the job.")
 
     @pydantic.field_validator("node_timeout")

@@ -44,7 +44,13 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 PASSED_SHOWN = 3
 """The number of passed checkpoints that notices name."""
 
-_SETUP_TOPICS = (d.NoticeTopic.ALONE, d.NoticeTopic.STEPS, d.NoticeTopic.LOSS, d.NoticeTopic.END)
+_SETUP_TOPICS = (
+    d.NoticeTopic.ALONE,
+    d.NoticeTopic.STEPS,
+    d.NoticeTopic.LOSS,
+    d.NoticeTopic.REPLICAS,
+    d.NoticeTopic.END,
+)
 """What notices of a status are about; hangs are its suspicion, slow ranks its stragglers."""
 
 _PROCESS_STATES = {"T": "stopped", "t": "traced", "Z": "zombie", "D": "disk wait", "X": "dead"}

@@ -23,6 +23,7 @@ HOOK_FILES = (
             "launch",
             "layout",
             "own_code",
+            "replicas",
             "stacks",
             "steps",
             "worker_server",

@@ -54,6 +54,8 @@ class RankProcess:
     steps: int = 0
     # Steps of all its optimizers together, at the last heartbeat.
     optimizer_steps: int = 0
+    # Sums of parameters that heartbeats have passed on.
+    sums_told: int = 0
     # When a heartbeat last found more of them.
     stepped_at: float = 0.0
     exit_code: int | None = None
@@ -212,6 +214,7 @@ class NodeRanks:
                 return None
             state = procfs.state_of_threads(process.pid)
         counts = process.counter.collective_counts(before, last.rows)
+        process.sums_told, sums = process.counter.parameter_sums(process.sums_told)
         io_bytes = process.io_counter.total_bytes(now_s)
         usage, training = process.metrics.measure_if_due(process.io_counter.pids, now_s)
         passes, median_pass_s = process.counter.backward_passes()
@@ -223,7 +226,7 @@ class NodeRanks:
             optimizer_steps=last.rows, alone=process.counter.framework_without_group(), progress=process.metrics.printed.progress(last.rows),
             passes=passes, median_pass_s=median_pass_s, has_group=process.counter.has_formed_group(),
             rate_per_s=process.counter.rate_per_s(), nonfinite_losses=process.metrics.nonfinite_losses(), usage=usage,
-            training=training,
+            training=training, parameter_sums=sums,
         )  # fmt: skip
 
     def note_logs(self, now_ns: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.hook.layout import (
+    COMPARE_ENV,
     GIVEN_ENV,
     RANK_DIR_ENV,
     SOCKET_ENV,
@@ -142,6 +143,7 @@ class NodeEnvironment:
             **step_env.cpu_share_env(self.layers.given, rank_variables),
             **rank_variables,
             STACK_SIGNAL_ENV: str(int(STACK_SIGNAL)),
+            **({COMPARE_ENV: str(self.at.plan.limits.compare_steps)} if self.at.plan.limits.compare_steps else {}),
             **({SUBMITTED_FROM_ENV: self.submitted_from} if self.submitted_from else {}),
         }
         path = (str(self.at.job.node(self.at.node) / "hook"), env.get("PYTHONPATH", ""))

@@ -44,6 +44,10 @@ from orchestrator.agent.ranks.hook.layout import (
     STEP_FILE_MAGIC,
     STEP_FILE_VERSION,
     STEP_WORD,
+    SUM_COLUMNS,
+    SUMS_MADE_WORD,
+    SUMS_MAX,
+    SUMS_WORD,
     THREAD_WORD,
 )
 from orchestrator.core import codec, observations
@@ -64,6 +68,7 @@ SHORT_SHARE = 0.25
 optimizers step one after the other, the median is that of the time between two iterations."""
 
 COUNTS_MAX = 4
+SUMS_TOLD_MAX = 8
 HISTORY_COUNTS_MAX = 64
 _HEADER = struct.Struct("<8Q")
 _RING = struct.Struct(f"<{RING_STEPS}Q")
@@ -245,10 +250,20 @@ class StepCounter:
         words, at = self._words, COUNTS_WORD + OPTIMIZER_COLUMN
         steps = range(max(since, last - RING_STEPS + 1) + 1, last + 1)  # the oldest is being overwritten
         pairs = [(words[at + step % RING_STEPS * ROW_WORDS] // OPTIMIZERS_MAX, step) for step in steps]
-        chosen, stride = [pair for pair in pairs if pair[0]], 1
-        while len(fewer := [pair for pair in chosen if pair[0] % (2 * stride) == 0]) >= 2:
-            chosen, stride = fewer, 2 * stride
+        chosen = _in_common([pair for pair in pairs if pair[0]])
         return self._collective_counts([step for _, step in chosen[-COUNTS_MAX:]])
+
+    def parameter_sums(self, since: int) -> tuple[int, tuple[tuple[int, ...], ...]]:
+        """Return how many sums were made, and up to 8 of those after the first `since`, chosen as counts are: each the
+        optimizer, its step, the script's step, the sum."""
+        made = self._words[SUMS_MADE_WORD]
+        oldest = max(since if since <= made else 0, made - SUMS_MAX // 2)  # older ones are being overwritten
+        rows = (SUMS_WORD + number % SUMS_MAX * SUM_COLUMNS for number in range(oldest, made))
+        pairs = _in_common([(self._words[row] // OPTIMIZERS_MAX, row) for row in rows])
+        words = self._words
+        return made, tuple(
+            (words[row] % OPTIMIZERS_MAX, step, words[row + 1], words[row + 2]) for step, row in pairs[-SUMS_TOLD_MAX:]
+        )
 
     def history(self) -> tuple[observations.CollectiveCounts, ...]:
         """Return the counts at the last steps, 64 at most, at which a count grew by a different number than at the
@@ -310,6 +325,14 @@ class StepCounter:
         for at, until in spans if last else ():
             times_ns += struct.unpack_from(f"<{until - at}Q", self._map, 8 * (RING_WORD + at))
         return times_ns
+
+
+def _in_common(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the pairs whose first, a step, is a multiple of the largest power of two that has two multiples."""
+    stride = 1
+    while len(fewer := [pair for pair in pairs if pair[0] % (2 * stride) == 0]) >= 2 and stride < 1 << 40:
+        pairs, stride = fewer, 2 * stride
+    return pairs
 
 
 def _counts(row: tuple[int, ...], columns: list[int]) -> tuple[int, ...] | None:

@@ -106,6 +106,8 @@ def forget_counts(facts: Facts) -> None:
     facts.counts_differ_since.clear()
     facts.uncountable_groups.clear()
     facts.group_members.clear()
+    facts.sums_at_steps.clear()
+    facts.complete_sums = None
 
 
 def find_difference(facts: Facts, deadlines: Deadlines) -> Difference | None:

@@ -49,6 +49,7 @@ class NoticeTopic(enum.Enum):
     ALONE = "alone"  # all ranks train alone
     STEPS = "steps"  # a checkpoint contains another step than orch counted
     LOSS = "loss"  # the loss is not finite
+    REPLICAS = "replicas"  # ranks no longer hold the same parameters, or none ever did
     END = "end"  # every rank exited with code 0, and what they printed says otherwise
 
 

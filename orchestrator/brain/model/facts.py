@@ -192,9 +192,8 @@ class Facts:
     exited_count: int = 0
     ended_well_at: float | None = None
 
-    # What the user wants, and who cancelled the job. Requests are numbers: the last one of all, the last one for an
-    # inspection, and the last one for which inspections were ordered. `resumed_after`: the last attempt before the latest
-    # resume; failures up to it are forgiven. `resumes`: the attempts that began by a resume.
+    # What the user wants, and who cancelled. Requests are numbers: the last one of all, for an inspection, and for which they were
+    # ordered. `resumed_after`: the last attempt before the latest resume, which forgives failures. `resumes`: attempts of resumes.
     goal: JobGoal = JobGoal.RUN
     cancel_reason: str = ""
     last_request: int = 0
@@ -229,8 +228,7 @@ class Facts:
     requeue_reason: str = ""
     allocation_end: e.AllocationEnded | None = None
 
-    # Checkpoints by number, without their pieces; those that persons have named, as long as each holds; and those that were given
-    # up since an attempt has got further.
+    # Checkpoints by number, without their pieces; those named by persons, while each holds; those given up since an attempt got further.
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     resume_overrides: tuple[ResumeOverride, ...] = ()
     distrusted_checkpoints: tuple[int, ...] = ()
@@ -239,9 +237,11 @@ class Facts:
     counts_at_steps: dict[CountKey, dict[int, Tally]] = field(default_factory=dict, compare=False)
     counts_differ_since: dict[CountKey, float] = field(default_factory=dict, compare=False)
     uncountable_groups: set[str] = field(default_factory=set, compare=False)
+    # Not journaled, see `replicas`: by optimizer and its step the sum of each rank; the last step that all have reported.
+    sums_at_steps: dict[int, dict[int, Tally]] = field(default_factory=dict, compare=False)
+    complete_sums: tuple[int, int] | None = field(default=None, compare=False)
 
-    # Derived, see `ranks_on` and `living`: the ranks by node, those that live, and the dictionary from which they were
-    # taken.
+    # Derived, see `ranks_on` and `living`: the ranks by node, those that live, and the dictionary from which they were taken.
     ranks_by_node: dict[str, list[RankFacts]] = field(default_factory=dict, compare=False, repr=False)
     living_ranks: list[RankFacts] | None = field(default=None, compare=False, repr=False)
     indexed_ranks: dict[int, RankFacts] | None = field(default=None, compare=False, repr=False)

@@ -121,6 +121,8 @@ class RankHeartbeat:
     rate_per_s: float | None = None
     # How many of its losses in a row, up to the last, are not finite
     nonfinite_losses: int = 0
+    # Sums of its parameters since the last heartbeat: the optimizer, its step, the script's step, the sum
+    parameter_sums: tuple[tuple[int, ...], ...] = ()
     # What it uses and what its script reports; None: as before
     usage: Usage | None = None
     training: Training | None = None

@@ -166,6 +166,7 @@ class Agent:
                     passes=rank.passes,
                     median_pass_s=self.world.night.step_s if rank.passes else None,
                     nonfinite_losses=rank.nonfinite_losses,
+                    parameter_sums=rank.new_sums(),
                     groups=() if rank.is_silent else counts.GROUPS,
                     collective_counts=() if rank.is_silent else counts.marks(rank),
                 )

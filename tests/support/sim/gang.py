@@ -46,6 +46,7 @@ class Rank:
     left: bool = False  # it has said its last word
     polled: int = 0  # the steps of one that waits for others in a loop of its own: it has ended the one they are in
     counted: Counted = field(default_factory=Counted)
+    summed: int = 0  # the last step whose sum it has told
 
     @property
     def stands(self) -> bool:
@@ -93,6 +94,16 @@ class Rank:
         first, last = night.odd_loss
         is_odd = self.count and first <= step < last and self.gang.attempt <= night.odd_loss_attempts
         return min(step - first + 1, self.count) if is_odd else 0
+
+    def new_sums(self) -> tuple[tuple[int, ...], ...]:
+        """Return the sum of its parameters at the last step that has one, if it has not told it."""
+        night, every = self.gang.world.night, self.gang.world.night.limits.compare_steps
+        step = self.count // every * every if every else 0
+        if step <= self.summed:
+            return ()
+        self.summed, (odd, first) = step, night.drift
+        has_drifted = self.number == odd and self.gang.base + step >= first
+        return ((0, step, step, 1000 * step + (self.number if night.holds_shards else has_drifted)),)
 
     @property
     def is_stuck(self) -> bool:

@@ -143,6 +143,8 @@ class Night:
     # At the job's steps from one to the other the loss that ranks print is infinite (nan differs from itself); in so many attempts
     odd_loss: tuple[int, int] = (0, 0)
     odd_loss_attempts: int = 99
+    drift: tuple[int, int] = (-1, 0)  # the parameters of this rank differ from this step of the job on
+    holds_shards: bool = False  # no two ranks hold the same parameters
     caught_rank: int = -1  # the log of this rank ends with a traceback, and it exits with code 0
     states: bool = False  # checkpoints state the step that they hold
     late_steps: int = 0  # so many steps too late, at most, a checkpoint's time is taken

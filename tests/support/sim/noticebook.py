@@ -39,6 +39,9 @@ class NoticeBook:
         self.losses: dict[int, float] = {}  # of each rank the last
         self.losses_said = self.losses_withdrawn = 0
         self.loss_due_s: float | None = None
+        self.sums: dict[int, dict[int, int]] = {}  # by step of each rank
+        self.drift_said = 0
+        self.drift_due_s: float | None = None
         self.diverged_s: float | None = None  # since when two losses in a row of a rank were not finite
         self.caught: set[int] = set()  # they ended well behind a traceback
         self.ends_said = 0
@@ -56,6 +59,10 @@ class NoticeBook:
                 self.losses[one.rank] = one.training.loss
             if one.nonfinite_losses >= LOSSES_MIN and self.diverged_s is None:
                 self.diverged_s = self.ledger.world.now
+            for _, step, _, total in one.parameter_sums:
+                self.sums.setdefault(step, {})[one.rank] = total
+        if self.drift_due_s is None and (self._has_drifted() or self._are_shards()):
+            self.drift_due_s = self.ledger.world.now + SAID_S_MAX
         if self._is_loss_odd() == (self.losses_said > self.losses_withdrawn):
             self.loss_due_s = None
         elif self.loss_due_s is None:
@@ -64,6 +71,20 @@ class NoticeBook:
             self.due_s = None
         elif self.due_s is None:
             self.due_s = self.ledger.world.now + SAID_S_MAX
+
+    def _compared(self) -> list[list[int]]:
+        """Return the sums of the steps that all ranks have told, step by step."""
+        gang = self.ledger.world.gangs.get(self.ledger.tries[-1].number)
+        size = gang.size if gang is not None else 0
+        return [list(of.values()) for _, of in sorted(self.sums.items()) if len(of) == size > 1]
+
+    def _has_drifted(self) -> bool:
+        """Tell whether all ranks agreed at two steps, and one differs at a later one."""
+        equal = [len(set(sums)) == 1 for sums in self._compared()]
+        return equal[:2] == [True, True] and not all(equal)
+
+    def _are_shards(self) -> bool:
+        return sum(len(set(sums)) == len(sums) for sums in self._compared()) > 2
 
     def _are_alone(self, steps: int) -> bool:
         gang = self.ledger.world.gangs.get(self.ledger.tries[-1].number)
@@ -77,6 +98,9 @@ class NoticeBook:
         )
         wrong = self.said > self.withdrawn and not self._are_alone(1) and not decisions
         self.ledger.must(not wrong or self._is_over(), "ranks are no longer alone, and it is not taken back")
+
+        late = self.drift_due_s is not None and self.ledger.world.now > self.drift_due_s and not decisions
+        self.ledger.must(not late or self.drift_said == 1 or self._is_over(), "nothing is said of what ranks hold")
 
         acts = self.ledger.world.night.limits.on_nan != "notify"
         late = self.diverged_s is not None and self.ledger.world.now > self.diverged_s + SAID_S_MAX and not decisions
@@ -126,6 +150,11 @@ class NoticeBook:
                 )
                 is_said = self.losses_said > self.losses_withdrawn
                 must(is_said == self._is_loss_odd() == (not withdrawn), f"the losses are {self.losses}: {news}")
+            case d.Notice(topic=d.NoticeTopic.REPLICAS, why=why, key=key):
+                self.drift_said += 1
+                must(self.drift_said == 1, f"said again: {news}")
+                must(self._are_shards() if key else self._has_drifted(), f"the sums are {self.sums}: {news}")
+                must(bool(key) or f"rank {self.ledger.world.night.drift[0]} on" in why, f"it is another: {news}")
             case e.FromNode(report=reports.Exited(rank=rank, code=0, ordered=False, failure=Failure())):
                 self.caught.add(rank)
             case d.Notice(topic=d.NoticeTopic.END):

@@ -17,7 +17,7 @@ from .layout import (
     OPTIMIZER_COLUMN,
     RING_STEPS,
     ROW_WORDS,
-    STEP_FILE_BYTES,
+    SUMS_WORD,
     TYPE_CHECKING,
 )
 
@@ -122,7 +122,7 @@ class Groups:
             if self._notes.guard("a group's count", group._get_sequence_number_for_group) is None:
                 column = -1  # this backend counts nothing
             self._columns.append((weakref.ref(group), column))
-        for word in (word for column in free for word in range(COUNTS_WORD + column, STEP_FILE_BYTES // 8, ROW_WORDS)):
+        for word in (word for column in free for word in range(COUNTS_WORD + column, SUMS_WORD, ROW_WORDS)):
             words[word] = 0
         self._write_groups_file(world)
         self._generation += 1

@@ -9,6 +9,7 @@ GIVEN_ENV = (
     "ORCH_GIVEN"  # MASTER_ADDR MASTER_PORT RANK WORLD_SIZE, for the first Python of a rank: a shell may have set others
 )
 STACK_SIGNAL_ENV = "ORCH_STACK_SIGNAL"  # of two stack signals; the other is the next one, see `Stacks`
+COMPARE_ENV = "ORCH_COMPARE_REPLICAS"  # after how many steps parameters are summed
 SOCKET_ENV = "ORCH_SOCKET"  # not empty: start torch's worker server; the user may set it empty
 
 # The files in a rank's folder.
@@ -36,12 +37,14 @@ PENDING_HANDLER = "orch_pending"  # of torch's worker server: the exception that
 # 1, where the process trains and has formed no process group with another one; else 0. NO_STEP_WORD: 1 where the process is
 # exiting, has imported torch for a script that calls `backward`, and has made no step. Before any process of the rank makes a
 # step, all of them count their backward passes in PASSES_WORD, with the time of each in the ring. FORMED_WORD: 1 once
-# `init_process_group` has formed torch's default group.
+# `init_process_group` has formed torch's default group. Behind the rows are the last sums of parameters, of which
+# SUMS_MADE_WORD have been made, in rows of their own: the optimizer and its step as in OPTIMIZER_COLUMN, the script's step,
+# the sum.
 STEP_FILE_MAGIC = 0x4843524F  # b"ORCH" read as u32; the version is the upper half of the same word
-STEP_FILE_VERSION = 5
+STEP_FILE_VERSION = 6
 MAGIC_WORD, PID_WORD, STEP_WORD, TIME_WORD = range(4)
 EXITING_WORD, EXITING_PID_WORD, GROUPS_WORD, THREAD_WORD = range(4, 8)
-NO_GROUP_WORD, NO_STEP_WORD, PASSES_WORD, FORMED_WORD = range(8, 12)
+NO_GROUP_WORD, NO_STEP_WORD, PASSES_WORD, FORMED_WORD, SUMS_MADE_WORD = range(8, 13)
 RING_WORD = 16
 RING_STEPS = 1024
 GROUPS_MAX = 8
@@ -49,5 +52,7 @@ OPTIMIZERS_MAX = 8
 OPTIMIZER_COLUMN, SCRIPT_STEP_COLUMN = GROUPS_MAX, GROUPS_MAX + 1
 ROW_WORDS = GROUPS_MAX + 2
 COUNTS_WORD = RING_WORD + RING_STEPS
-STEP_FILE_BYTES = 8 * (COUNTS_WORD + RING_STEPS * ROW_WORDS)
+SUMS_WORD = COUNTS_WORD + RING_STEPS * ROW_WORDS
+SUMS_MAX, SUM_COLUMNS = 64, 3
+STEP_FILE_BYTES = 8 * (SUMS_WORD + SUMS_MAX * SUM_COLUMNS)
 FRAMEWORKS = ("torch", "lightning", "accelerate")

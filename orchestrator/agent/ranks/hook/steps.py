@@ -35,6 +35,7 @@ from .layout import (
     TIME_WORD,
     TYPE_CHECKING,
 )
+from .replicas import ParameterSums
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,6 +167,7 @@ class Steps:
         self.groups = Groups(folder, notes, is_child=is_child)
         self.graphs = Graphs(lambda optimizer: self.after_step(optimizer, (), {}))
         self._optimizer_steps, self._script_steps = OptimizerSteps(), ScriptSteps()
+        self._sums = ParameterSums(notes)
         self._pid = os.getpid()
         self._count = itertools.count
         self._next_step = itertools.count(1).__next__  # atomic under the GIL
@@ -220,7 +222,10 @@ class Steps:
         words = self._words or self._first_step(now_ns)
         if words:
             words[RING_WORD + step % RING_STEPS] = now_ns
-            self.groups.count(words, step, self._number(words, step, optimizer))
+            own_step = self._number(words, step, optimizer)
+            self.groups.count(words, step, own_step)
+            if self._sums.every:
+                self._sums.count(words, own_step, self._script_steps.made, optimizer)
             words[THREAD_WORD] = self._thread_id()
             words[TIME_WORD] = now_ns
             words[STEP_WORD] = step
@@ -235,6 +240,7 @@ class Steps:
         self._retry_at_ns = 0
         self._next_step = self._count(1).__next__
         self.groups.begin(is_child=True)
+        self._sums = ParameterSums(self._notes)
         self._optimizer_steps, self._script_steps = OptimizerSteps(), ScriptSteps()
 
     def _number(self, words: memoryview, step: int, optimizer: object) -> "int | None":

@@ -1,0 +1,104 @@
+"""Sums of a rank's parameters, by which ranks that hold the same are compared: one 64-bit number for each optimizer.
+
+A sum is made on the parameters' device behind the optimizer's step, and read at a later step once it is there, so that the
+training does not wait for it. It is of the bits: equal parameters have equal sums, and one flipped bit makes another.
+"""
+
+import os
+import sys
+
+from .layout import COMPARE_ENV, OPTIMIZERS_MAX, SUM_COLUMNS, SUMS_MADE_WORD, SUMS_MAX, SUMS_WORD, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .errors import HookNotes
+
+MASK = (1 << 64) - 1
+# Attributes of optimizers of torch whose replicas rightly differ for a while: local SGD, and parts that are still being sent.
+DIFFERING = ("averager", "_overlap_with_ddp")
+
+
+class ParameterSums:
+    """Writes the sum of an optimizer's parameters after each so-manieth of its steps."""
+
+    def __init__(self, notes: "HookNotes") -> None:
+        given = os.environ.get(COMPARE_ENV, "")
+        self.every = int(given) if given.isdigit() else 0  # 0: never
+        self._notes = notes
+        self._pending: list[tuple[int, int, int, list[tuple[Any, Any]]]] = []
+        self._made = 0
+
+    def count(self, words: memoryview, own_step: "int | None", step: int, optimizer: "Any") -> None:
+        """Sum up where it is due; `own_step` as in `OptimizerSteps`, `step` of the script. Raises nothing."""
+        try:
+            if self._pending:
+                self._write_those_there(words)
+            if any(getattr(optimizer, name, None) for name in DIFFERING):
+                self.every, self._pending = 0, []
+            elif own_step and own_step // OPTIMIZERS_MAX % self.every == 0:
+                place, totals = sum_parameters(optimizer)
+                self._pending.append((own_step, step, place, totals))
+                self._write_those_there(words)
+        except Exception as err:  # not tried again: it would cost as much each time
+            self.every, self._pending = 0, []
+            self._notes.add("parameter sums", err)
+
+    def _write_those_there(self, words: memoryview) -> None:
+        while self._pending:
+            own_step, step, place, totals = self._pending[0]
+            if not all(event is None or event.query() for event, _ in totals):
+                return
+            del self._pending[0]
+            row = SUMS_WORD + self._made % SUMS_MAX * SUM_COLUMNS
+            words[row], words[row + 1] = own_step, step
+            words[row + 2] = (place + sum(int(total) for _, total in totals)) & MASK
+            self._made += 1
+            words[SUMS_MADE_WORD] = self._made
+
+
+def sum_parameters(optimizer: "Any") -> "tuple[int, list[tuple[Any, Any]]]":
+    """Return a number for the places of an optimizer's parameters, and for each device their sum, on its way to the CPU,
+    with the event after which it is there. Each parameter has a weight, so that two that are swapped differ."""
+    import zlib
+
+    torch = sys.modules["torch"]
+    places, by_device = [], {}
+    parameters = [one.detach() for group in optimizer.param_groups for one in group["params"]]
+    for number, parameter in enumerate(parameters):
+        local = getattr(parameter, "_local_tensor", parameter)
+        places.append((tuple(local.shape), str(local.dtype), find_shard(parameter)))
+        total = sum_bits(local, torch) * (2 * number + 1)
+        by_device[local.device] = by_device[local.device] + total if local.device in by_device else total
+    totals = []
+    for device, total in by_device.items():
+        event = None
+        if device.type == "cuda":
+            total = total.to("cpu", non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(device))
+        totals.append((event, total))
+    return zlib.crc32(repr(places).encode()) * 0x9E3779B97F4A7C15, totals
+
+
+def find_shard(parameter: "Any") -> "list[tuple[str, int]]":
+    """Return where a DTensor's part lies: each dimension of its mesh along which it differs, and the coordinate there."""
+    mesh = getattr(parameter, "device_mesh", None)
+    coordinates = mesh.get_coordinate() if mesh is not None else None
+    places = zip(parameter.placements, coordinates) if coordinates else ()  # noqa: B905 -- Python 3.8 has no `strict`
+    return [(str(placement), coordinate) for placement, coordinate in places if not placement.is_replicate()]
+
+
+def sum_bits(tensor: "Any", torch: "Any") -> "Any":
+    """Return the sum of a tensor's bits, eight bytes at a time, as an integer of 64 bits on its device."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    size, flat = tensor.element_size(), tensor.reshape(-1)
+    if flat.storage_offset() * size % 8:
+        flat = flat.clone()  # else it cannot be read so
+    end = flat.numel() * size // 8 * 8 // size
+    total = flat[:end].view(torch.int64).sum()
+    if end < flat.numel():
+        rest = flat[end:].view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[size])
+        total = total + rest.sum(dtype=torch.int64)
+    return total
