@@ -21,7 +21,7 @@ case "$1" in
     done ;;
 *remapped_rows.pending*) echo 'Field "remapped_rows.pending" is not a valid field to query.'; exit 2 ;;
 *clocks_throttle*) echo 'Field "clocks_throttle_reasons.active" is not a valid field to query.'; exit 2 ;;
-*gpu_recovery_action*) echo "0, GPU-a, None, 0"; echo "1, GPU-b, $action, 0" ;;
+*gpu_recovery_action*) echo "0, GPU-a, 00000000:01:00.0, None, 0"; echo "1, GPU-b, 00000000:02:00.0, $action, 0" ;;
 esac
 """
 

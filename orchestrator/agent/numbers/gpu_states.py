@@ -1,7 +1,8 @@
 """State of the GPUs that ranks use, from nvidia-smi: which are sick, and what else a person should know of them.
 
 Rules: a GPU is sick only where nvidia-smi says so in words that are known here. Everything else says nothing: a value such as
-`[N/A]`, a column that the driver does not know, an answer that is no table, no answer.
+`[N/A]`, a column that the driver does not know, an answer that is no table, no answer. A GPU that is not listed counts as lost when
+it is not listed at a second look either: it may be in a reset, or its driver is loaded anew.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from orchestrator.core.observations import GpuState
 
 NVIDIA_SMI_S_MAX = 5.0
 
+SECOND_LOOK_S = 5.0
+"""How long after a look at which a GPU was not listed the next one is."""
+
 REMARKS_S = 600.0
 """A change from which nothing follows is reported at most this often: clocks may be lowered and raised all the time."""
 
@@ -24,7 +28,7 @@ COLUMNS = (
     "gpu_recovery_action", "remapped_rows.failure", "remapped_rows.pending", "ecc.errors.uncorrected.volatile.total",
     "clocks_event_reasons.active", "clocks_throttle_reasons.active",
 )  # fmt: skip
-"""What is asked of each GPU besides number and UUID. The last one is the former name of the one before."""
+"""What is asked of each GPU besides number, UUID and PCI address. The last one is the former name of the one before."""
 
 LOST = "has left the bus"
 _ACTIONS = {
@@ -39,6 +43,12 @@ KERNEL_LOG, DRIVER = Path("/dev/kmsg"), Path("/proc/driver/nvidia/gpus")
 
 RECORD_BYTES_MAX = 8192
 _XID = re.compile(rb"[^;]*;NVRM: Xid \(PCI:(?P<bus>[0-9a-fA-F:]+)\): (?P<number>\d+)")
+
+_NO_HANDLE = re.compile(
+    r"Unable to determine the device handle for .*?(\b|GPU)([0-9A-F]{4}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-9A-F]):", re.I
+)
+"""What nvidia-smi says of a GPU that it cannot reach, instead of its row; until driver 550 or so instead of all rows."""
+
 _COUNT = re.compile(r"\d{1,18}", re.ASCII)
 _HEX = re.compile(r"0x[0-9a-fA-F]{1,16}")
 _SLOWDOWNS = {
@@ -59,6 +69,10 @@ class GpuStates:
         # By UUID: the number of each GPU that was ever listed, and its memory errors then
         self._numbers: dict[str, str] = {}
         self._first_errors: dict[str, int] = {}
+        # By UUID too: the PCI address and the latest cells of each; and which were not listed at the last look
+        self._buses: dict[str, str] = {}
+        self._rows: dict[str, dict[str, str]] = {}
+        self._gone: set[str] = set()
         self._latest: tuple[GpuState, ...] = ()
         self._reported: tuple[GpuState, ...] = ()
         self._reported_s = float("-inf")
@@ -84,7 +98,15 @@ class GpuStates:
         for uuid, cells in rows.items():
             self._first_errors.setdefault(uuid, _error_count(cells))
         used = [uuid for uuid, number in self._numbers.items() if {uuid, number} & self.devices]
-        states = [self._state(uuid, rows.get(uuid)) for uuid in used]
+        gone = {uuid for uuid in used if uuid not in rows}
+        if gone - self._gone:
+            time.sleep(SECOND_LOOK_S)
+            rows = self._query(tool)
+            if rows is None:
+                return
+            gone -= rows.keys()
+        self._gone = gone
+        states = [self._state(uuid, None if uuid in gone else rows.get(uuid, {})) for uuid in used]
         self._latest = tuple(state for state in states if state.fault or state.remarks)
 
     def _read_kernel_log(self) -> None:
@@ -110,25 +132,33 @@ class GpuStates:
         """Return the cells of each GPU by UUID and column, without columns that the driver does not know; None unless the
         whole answer is a table."""
         while self._columns:
-            query = f"--query-gpu=index,uuid,{','.join(self._columns)}"
+            query = f"--query-gpu=index,uuid,pci.bus_id,{','.join(self._columns)}"
             try:
                 done = gpus.run_nvidia_smi(tool, query, "--format=csv,noheader,nounits", limit_s=NVIDIA_SMI_S_MAX)
             except HostError:
                 return None
-            table = gpus.parse_csv(done.stdout)
-            if table and all(len(row) == len(self._columns) + 2 and row[0].isdigit() for row in table):
-                return {self._identify(*row[:2]): dict(zip(self._columns, row[2:], strict=True)) for row in table}
+            table = [row for row in gpus.parse_csv(done.stdout) if len(row) > 1]  # a line without a comma is a message
+            if table and all(len(row) == len(self._columns) + 3 and row[0].isdigit() for row in table):
+                rows = {self._identify(*row[:3]): dict(zip(self._columns, row[3:], strict=True)) for row in table}
+                self._rows.update(rows)
+                return rows
+            lost = tuple(bus.upper() for _, bus in _NO_HANDLE.findall(done.stdout + done.stderr))
+            if any(bus.endswith(lost) for bus in self._buses.values()):
+                return {
+                    uuid: cells for uuid, cells in self._rows.items() if not self._buses.get(uuid, "").endswith(lost)
+                }
             unknown = [column for column in self._columns if f'"{column}"' in done.stdout + done.stderr]
             if not unknown:
                 return None
             self._columns = tuple(column for column in self._columns if column not in unknown)
         return None
 
-    def _identify(self, number: str, uuid: str) -> str:
+    def _identify(self, number: str, uuid: str, bus: str) -> str:
         """Return the UUID of a GPU, also of one that no longer gives it; numbers may shift when a GPU is gone."""
         if not uuid.startswith("GPU-"):
             return next((known for known, its_number in self._numbers.items() if its_number == number), uuid)
         self._numbers.setdefault(uuid, number)
+        self._buses.setdefault(uuid, bus.upper())
         return uuid
 
     def _state(self, uuid: str, cells: dict[str, str] | None) -> GpuState:

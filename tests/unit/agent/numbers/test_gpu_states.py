@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from orchestrator.agent.numbers import gpu_use
+from orchestrator.agent.numbers import gpu_states, gpu_use
 from orchestrator.agent.numbers.gpu_states import COLUMNS, LOST, REMARKS_S, GpuStates
 from orchestrator.core.errors import HostError
 from orchestrator.core.host import gpus
@@ -16,6 +16,7 @@ from orchestrator.core.wire import reports
 
 ACTION, FAILURE, PENDING, ERRORS, CLOCKS, OLD_CLOCKS = COLUMNS
 HEALTHY = {ACTION: "None", FAILURE: "No", PENDING: "No", ERRORS: "0", CLOCKS: "0x0000000000000000"}
+Gpus = dict[str, dict[str, str]]
 NEW_DRIVER = (ACTION, FAILURE, PENDING, ERRORS, CLOCKS)
 OLD_DRIVER = (ERRORS, OLD_CLOCKS)
 
@@ -25,25 +26,31 @@ class Driver:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *known: str, text: str | None = None) -> None:
         self.known = known or NEW_DRIVER
-        self.text, self.calls = text, 0
+        self.text, self.calls, self.head = text, 0, ""
         self.gpus: dict[str, dict[str, str]] = {"0": {}, "3": {}}
         self.uuids = {number: f"GPU-{number}" for number in self.gpus}
         monkeypatch.setattr(gpus, "run_nvidia_smi", self.run)
+        monkeypatch.setattr(gpu_states, "SECOND_LOOK_S", 0.0)
 
     def run(self, tool: str, query: str, *options: str, limit_s: float) -> subprocess.CompletedProcess[str]:
         self.calls += 1
         assert options == ("--format=csv,noheader,nounits",) and limit_s <= 5.0
         columns = query.removeprefix("--query-gpu=").split(",")
-        unknown = [column for column in columns[2:] if column not in self.known]
+        unknown = [column for column in columns[3:] if column not in self.known]
         if self.text is not None:
             return subprocess.CompletedProcess([tool], 0, self.text, "")
         if unknown:
             return subprocess.CompletedProcess([tool], 2, f'Field "{unknown[0]}" is not a valid field to query.\n', "")
         rows = [
-            [number, self.uuids[number], *({**HEALTHY, OLD_CLOCKS: "0x0", **cells}[column] for column in columns[2:])]
+            [
+                number,
+                self.uuids[number],
+                f"0000000{number}:3B:00.0",
+                *({**HEALTHY, OLD_CLOCKS: "0x0", **cells}[column] for column in columns[3:]),
+            ]
             for number, cells in self.gpus.items()
         ]
-        return subprocess.CompletedProcess([tool], 0, "".join(", ".join(row) + "\n" for row in rows), "")
+        return subprocess.CompletedProcess([tool], 0, self.head + "".join(", ".join(row) + "\n" for row in rows), "")
 
 
 def asked(*devices: str) -> GpuStates:
@@ -114,7 +121,7 @@ def test_values_that_are_not_known_say_nothing(monkeypatch: pytest.MonkeyPatch, 
         "",
         "No devices were found\n",
         "Failed to initialize NVML: Driver/library version mismatch\n",
-        "Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error\n",
+        "Unable to determine the device handle for GPU0000:5E:00.0: Unknown Error\n",
         "0, GPU-0, None\n",
         "NVIDIA-SMI ha fallado porque no pudo comunicarse con el controlador de NVIDIA\n",
     ],
@@ -163,6 +170,51 @@ def test_gpu_that_is_no_longer_listed_has_left_the_bus(monkeypatch: pytest.Monke
     driver.gpus, driver.uuids = {"0": {ACTION: "Reset"}}, {"0": "GPU-3"}
     states.ask("nvidia-smi")
     assert told(states) == [("0", LOST, ()), ("3", "wants a reset", ())]
+
+
+NO_HANDLE = [
+    "Unable to determine the device handle for GPU3: 0003:3B:00.0: Unknown Error\n",
+    "Unable to determine the device handle for GPU0003:3B:00.0: Unknown Error\n",
+    "Unable to determine the device handle for GPU 0003:3b:00.0: GPU is lost.  Reboot the system to recover this GPU\n",
+]
+
+
+@pytest.mark.parametrize("line", NO_HANDLE)
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_gpu_without_handle_has_left_the_bus(monkeypatch: pytest.MonkeyPatch, line: str, is_alone: bool) -> None:
+    """New drivers list the others behind the line, older ones print the line alone; GPU 0 has the same bus in another domain."""
+    driver = Driver(monkeypatch)
+    states = asked()
+    if is_alone:
+        driver.text = line
+    else:
+        driver.head, driver.gpus = line, {"0": {}}
+    states.ask("nvidia-smi")
+    assert told(states) == [("3", LOST, ())]
+
+
+@pytest.mark.parametrize("line", ["", *NO_HANDLE])
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_gpu_that_one_look_misses_is_not_sick(monkeypatch: pytest.MonkeyPatch, line: str, is_alone: bool) -> None:
+    """It may be in a reset, or cut into parts, or its driver is loaded anew. Nor is it if the second look says nothing."""
+    for second in (None, "No devices were found\n"):
+        driver = Driver(monkeypatch)
+        states = asked()
+        whole, driver.text = driver.gpus, line if is_alone else None
+        driver.head, driver.gpus = line, {"0": {}}
+
+        def passes(_: float, driver: Driver = driver, second: str | None = second, whole: Gpus = whole) -> None:
+            driver.head, driver.text, driver.gpus = "", second, whole
+
+        monkeypatch.setattr(time, "sleep", passes)
+        states.ask("nvidia-smi")
+        assert told(states) is None
+
+
+def test_lines_that_are_no_rows_hide_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch)
+    driver.head, driver.gpus["3"] = "WARNING: infoROM is corrupted at gpu 0003:3B:00.0\n\n", {ACTION: "Reset"}
+    assert told(asked()) == [("3", "wants a reset", ())]
 
 
 def test_gpu_of_another_job_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
