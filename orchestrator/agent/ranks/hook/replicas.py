@@ -63,8 +63,8 @@ def sum_parameters(optimizer: "Any") -> "tuple[int, list[tuple[Any, Any]]]":
     import zlib
 
     torch = sys.modules["torch"]
-    places: "list[tuple[Any, ...]]" = []
-    by_device: "dict[Any, Any]" = {}
+    places: list[tuple[Any, ...]] = []
+    by_device: dict[Any, Any] = {}
     parameters = [one.detach() for group in optimizer.param_groups for one in group["params"]]
     for number, parameter in enumerate(parameters):
         local = getattr(parameter, "_local_tensor", parameter)
