@@ -30,7 +30,7 @@ def record_sums(facts: Facts, rank: RankFacts, sums: tuple[tuple[int, ...], ...]
     for optimizer, own_step, step, total in sums:
         tallies = facts.sums_at_steps.setdefault(optimizer, {})
         if any(rank.rank in tally.counts for known, tally in tallies.items() if known >= own_step):
-            tallies.clear()  # its script trains anew
+            tallies.clear()  # its script has begun another training
         tally = tallies.setdefault(own_step, Tally(step))
         tally.add(rank.rank, total, step)
         if len(tally.counts) == max(map(len, (one.counts for one in tallies.values()))):

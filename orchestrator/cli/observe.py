@@ -242,9 +242,8 @@ def goodput(job: str | None, of_all: bool, since: float | None, by: str | None, 
                 raise
             terminal.print_error(str(err))
     lab = []
-    for other in (
-        all_jobs() if any(len(one.stalls_s) >= STALLS_MIN for one in usage_by_job.values()) and not of_all else ()
-    ):
+    has_advice = any(len(one.stalls_s) >= STALLS_MIN for one in usage_by_job.values())
+    for other in all_jobs() if has_advice and not of_all else ():
         if other.id not in usage_by_job:
             with contextlib.suppress(OrchError, OSError):  # its failures are not known
                 lab.append(other.goodput())

@@ -170,8 +170,8 @@ def _restart_s(attempt: AttemptHistory, next_attempt: AttemptHistory | None) -> 
 
 
 def _restart_parts(attempt: AttemptHistory, after: AttemptHistory | None) -> Json | None:
-    """Return the seconds of a restart until the old ranks had ended, the new ones ran, their process group was formed, where that is known, and the first step was made; None
-    without a step, and where a later launcher call has started ranks again."""
+    """Return the seconds of a restart until the old ranks had ended, the new ones ran, their process group was formed (where
+    that is known), and the first step was made; None without a step, and where a later launcher call has started ranks again."""
     if after is None or attempt.judged is None or after.running_at is None or after.first_step_at is None:
         return None
     if after.running_at > after.first_step_at:

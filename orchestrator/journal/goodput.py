@@ -32,8 +32,8 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.journal import facts_file, journal_file
 from orchestrator.journal.job_record import AttemptHistory, IdleKind, IdlePeriod, Record
 
-CANCEL, RESUME = "cancel", "resume"
-"""Causes of repeated steps and of no other loss: a person wanted the end, or the work was done."""
+CANCEL, RESUME, RESTART = "cancel", "resume", "restart"
+"""Causes of losses that no failure has: a person wanted the end, or the work was done. Of the first two, repeated steps are the only loss."""
 
 
 class TimeKind(str, enum.Enum):
@@ -52,7 +52,8 @@ class TimeKind(str, enum.Enum):
     IDLE = "idle"  # spares
 
 
-WORK = (TimeKind.PRODUCTIVE, TimeKind.CHECKPOINT, TimeKind.WASTED)
+STEPPING = (TimeKind.PRODUCTIVE, TimeKind.WASTED)
+WORK = (*STEPPING, TimeKind.CHECKPOINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class Goodput:
     def failures(self) -> int:
         """How many attempts that had made steps ended by a failure."""
         worked = {span.attempt for span in self.spans if span.kind in WORK}
-        return sum(one.attempt in worked and one.cause not in (CANCEL, RESUME, "restart") for one in self.losses())
+        return sum(one.attempt in worked and one.cause not in (CANCEL, RESUME, RESTART) for one in self.losses())
 
     def rank_seconds(self) -> dict[TimeKind, float]:
         """Return the sum of all ranks' seconds by kind; every kind is there."""
@@ -170,7 +171,7 @@ def from_record(record: Record, submitted_wall_s: float | None = None) -> Goodpu
         _add_work(builder, attempt, next_at, kept_steps[number], done_at)
         _add_end(builder, attempt, next_at, continues=after is not None or record.facts.end is None)
     made = sum(one.last_step - one.base_step for one in record.attempts if one.last_step is not None)
-    work_s = sum(span.end_wall_s - span.begin_wall_s for span in builder.spans if span.kind in WORK[::2])
+    work_s = sum(span.end_wall_s - span.begin_wall_s for span in builder.spans if span.kind in STEPPING)
     gaps = [b - a for one in record.attempts for a, b in itertools.pairwise([0, *sorted(one.stalls)])]
     return Goodput(
         (*builder.spans, *_idle(record, builder.clock, until_at)),
@@ -252,7 +253,8 @@ def _add_work(
 ) -> None:
     """Add the time of an attempt up to its verdict, or its end without one. `done_at`: when its last rank ended successfully;
     a script around the ranks may still run."""
-    over_at, verdict, kept_share = _over_at(attempt, next_at), _verdict(attempt), _kept_share(attempt, kept_step)
+    over_at, verdict = _over_at(attempt, next_at), _verdict(attempt)
+    kept_share = _kept_share(attempt, kept_step)
     over_at, late_at = (over_at if done_at is None or verdict is not None else min(over_at, done_at)), over_at
     broke_at = over_at if verdict is None else min(over_at, max(attempt.begun.at, verdict.since_s))
     began_at = attempt.restart_at if kept_share is not None else None
@@ -301,7 +303,7 @@ def _verdict(attempt: AttemptHistory) -> d.Verdict | None:
     return noticed[-1].verdict if noticed and is_ended and not noticed[-1].withdrawn else None
 
 
-_CAUSES = {d.AttemptEnd.DONE: RESUME, d.AttemptEnd.CANCELLED: CANCEL, d.AttemptEnd.RESTART: "restart"}
+_CAUSES = {d.AttemptEnd.DONE: RESUME, d.AttemptEnd.CANCELLED: CANCEL, d.AttemptEnd.RESTART: RESTART}
 
 
 def _loss(attempt: AttemptHistory) -> Loss:

@@ -89,8 +89,8 @@ def table(usage: Json, by: str | None) -> list[Line]:
     head = line(Cell(name, "bold"), f"  {share} {total}")
     if by is None:
         advice = jobs[0].get("advice") if len(jobs) == 1 else None
-        told = [(), *_advice_lines(advice)] if advice else []
-        return [head, (), *columns(_kind_rows(usage, unit), ("TIME", *unit.heads, "WHAT IT IS")), *told]
+        advice_lines = [(), *_advice_lines(advice)] if advice else []
+        return [head, (), *columns(_kind_rows(usage, unit), ("TIME", *unit.heads, "WHAT IT IS")), *advice_lines]
     rows = list(_loss_rows(jobs, by, unit))
     if not rows:
         return [head, line("no failure has cost anything")]
@@ -110,7 +110,7 @@ def _advice_lines(advice: Json) -> Iterator[Line]:
             f"checkpoints cost {100 * advice['checkpoint_share']:.1f} %, failures {100 * advice['failure_share']:.1f} %"
         )
         saved = advice["checkpoint_share"] + advice["failure_share"] - advice["best_share"]
-        fewest, best, most = (f"{round(steps, 1 - len(str(steps)) + 1):,}" for steps in advice["best_steps"])
+        fewest, best, most = (f"{round(steps, 2 - len(str(steps))):,}" for steps in advice["best_steps"])
         if saved > SAVED_SHARE_MIN:
             yield line(
                 f"{costs}: every {best} steps instead of {advice['interval_steps']:,} would cost least, {100 * advice['best_share']:.1f} % in all"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.ranks.hook import layout
-from tests.integration.test_hook_torch import ACCELERATE, DDP, FSDP2, LIGHTNING, MODEL
+from tests.integration.test_hook_torch import ACCELERATE, DDP, FSDP2, LIGHTNING, LOOP, MODEL
 from tests.support.forked import Forge
 from tests.support.hooked import RUN_S_MAX, gang
 
@@ -54,12 +54,7 @@ HSDP = f"""{SEEDED}
 from torch.distributed.fsdp import fully_shard
 dist.init_process_group("gloo")
 fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b")))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(steps):
-    model(torch.ones(4, 8)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-dist.destroy_process_group()
+{LOOP}dist.destroy_process_group()
 """
 ZERO = f"""{SEEDED}
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -96,9 +91,9 @@ def run_sums(forge: Forge, folder: Path, text: str, ranks: int = 2) -> list[dict
     for rank in there:
         assert not (rank.dir / layout.NOTES_FILE).exists(), (rank.dir / layout.NOTES_FILE).read_text()
         by_optimizer: dict[int, dict[int, int]] = {}
-        made, told = rank.reader().parameter_sums(0)
-        assert made >= len(told) > 0
-        for optimizer, _, step, total in told:
+        made, sums = rank.reader().parameter_sums(0)
+        assert made >= len(sums) > 0
+        for optimizer, _, step, total in sums:
             by_optimizer.setdefault(optimizer, {})[step] = total
         found.append(by_optimizer)
     return found

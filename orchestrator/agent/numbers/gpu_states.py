@@ -2,7 +2,7 @@
 
 Rules: a GPU is sick only where nvidia-smi says so in words that are known here. Everything else says nothing: a value such as
 `[N/A]`, a column that the driver does not know, an answer that is no table, no answer. A GPU that is not listed counts as lost when
-it is not listed at a second look either: it may be in a reset, or its driver is loaded anew.
+it is not listed at a second look either: it may be in a reset, or its driver is being reloaded.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _XID = re.compile(rb"[^;]*;NVRM: Xid \(PCI:(?P<bus>[0-9a-fA-F:]+)\): (?P<number>
 _NO_HANDLE = re.compile(
     r"Unable to determine the device handle for .*?(\b|GPU)([0-9A-F]{4}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-9A-F]):", re.I
 )
-"""What nvidia-smi says of a GPU that it cannot reach, instead of its row; until driver 550 or so instead of all rows."""
+"""What nvidia-smi says of a GPU that it cannot reach, instead of its row, or instead of all rows."""
 
 _COUNT = re.compile(r"\d{1,18}", re.ASCII)
 _HEX = re.compile(r"0x[0-9a-fA-F]{1,16}")

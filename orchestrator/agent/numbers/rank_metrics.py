@@ -71,11 +71,7 @@ class RankMetrics:
         """Return who else held memory of the GPU that a rank's error calls full, when nvidia-smi was last asked, and is still
         there; nothing where that GPU is not certainly the one that the rank was given. `pids`: the rank's own."""
         full = _FULL_GPU.search(message)
-        if (
-            full is None
-            or int(full[1]) != local_rank
-            or str(Path("/proc/self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE
-        ):
+        if full is None or int(full[1]) != local_rank or not _is_in_first_pid_namespace():
             return ()
         use = self._node.gpus.latest(now_s)
         users = use.users.get(self._device, [])
@@ -96,6 +92,12 @@ class RankMetrics:
             gpu_share=share,
             gpu_memory_bytes=gpu_bytes,
         )
+
+
+def _is_in_first_pid_namespace() -> bool:
+    with contextlib.suppress(OSError):  # not known
+        return str(Path("/proc/self/ns/pid").readlink()) == _FIRST_PID_NAMESPACE
+    return False
 
 
 def _describe_gpu_user(pid: int, size_bytes: int | None) -> str:

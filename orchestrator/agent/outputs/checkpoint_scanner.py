@@ -241,7 +241,7 @@ class CheckpointScanner:
         self._due_s = now_s + max(SCAN_S, (now_s - self._began_s) / SCAN_SHARE_MAX)
         self.scans_done += 1
         for watch, change in seen:
-            self._report_change(watch, change, self._stall_s(ranks, watch, change))
+            self._report_change(watch, change, self._stall_s(ranks, change.noted_step))
         if seen or any(watch.has_changed for watch in self._folders.watches):
             self._dump_future = self._thread.submit(self._dump_watches)
             self._wake_after(self._dump_future)
@@ -253,12 +253,9 @@ class CheckpointScanner:
             self._note(fault)
         self._noted_fault = fault
 
-    def _stall_s(self, ranks: NodeRanks, watch: CheckpointWatch, change: GroupChange) -> float | None:
-        """Return for how long ranks here made no steps while a checkpoint was written; None where no hook has seen at which step
-        that was, or where the steps around it are not known."""
-        step = max(
-            (self._rank_files.written.get(str(watch.root / piece.name), -1) for piece in change.pieces), default=-1
-        )
+    def _stall_s(self, ranks: NodeRanks, step: int) -> float | None:
+        """Return for how long ranks here made no steps because a checkpoint was written at a step; None where no hook has seen at
+        which, or where the steps around it are not known."""
         stalls = (process.counter.stall_s(step, self._rank_files.write_steps) for process in ranks.processes)
         return max((stall_s for stall_s in stalls if stall_s is not None), default=None)
 

@@ -80,6 +80,8 @@ class GroupChange:
     closed_by: CompletionReason
     stale: tuple[str, ...]
     steps: int
+    # As the hook notes; -1: not known
+    noted_step: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,7 @@ class CheckpointWatch:
         ):
             self.last_complete[group.key] = {piece.name: _file_stamp(piece) for piece in pieces}
         steps = finished.step if finished.step >= 0 else max(finished.seen.steps.values(), default=0)
-        return GroupChange(group, pieces, state, finished.closed_by, stale, steps)
+        return GroupChange(group, pieces, state, finished.closed_by, stale, steps, finished.step)
 
     def _find_completion(
         self,

@@ -54,10 +54,10 @@ class RankProcess:
     steps: int = 0
     # Steps of all its optimizers together, at the last heartbeat.
     optimizer_steps: int = 0
-    # Sums of parameters that heartbeats have passed on.
-    sums_told: int = 0
     # When a heartbeat last found more of them.
     stepped_at: float = 0.0
+    # Sums of parameters that heartbeats have reported.
+    sums_reported: int = 0
     exit_code: int | None = None
     world_size: int = 0
     device: str = ""
@@ -191,8 +191,12 @@ class NodeRanks:
             self.attempt, process.rank, code, signum, process.steps, why, oom, ordered,
             alone=process.counter.framework_without_group(),
             progress=process.metrics.printed.progress(process.counter.read().rows), training=process.metrics.training(),
-            gpu_users=process.metrics.describe_gpu_users(why.message, process.local_rank, [process.pid, *process.io_counter.pids], time.monotonic()) if why else (),
+            gpu_users=self._gpu_users(process, why.message) if why is not None else (),
         )  # fmt: skip
+
+    def _gpu_users(self, process: RankProcess, message: str) -> tuple[str, ...]:
+        own_pids = [process.pid, *process.io_counter.pids]
+        return process.metrics.describe_gpu_users(message, process.local_rank, own_pids, time.monotonic())
 
     def heartbeats(self) -> tuple[reports.RankHeartbeat, ...]:
         """Return the heartbeats of the living ranks, and note when one made a step."""
@@ -214,7 +218,7 @@ class NodeRanks:
                 return None
             state = procfs.state_of_threads(process.pid)
         counts = process.counter.collective_counts(before, last.rows)
-        process.sums_told, sums = process.counter.parameter_sums(process.sums_told)
+        process.sums_reported, sums = process.counter.parameter_sums(process.sums_reported)
         io_bytes = process.io_counter.total_bytes(now_s)
         usage, training = process.metrics.measure_if_due(process.io_counter.pids, now_s)
         passes, median_pass_s = process.counter.backward_passes()

@@ -68,7 +68,7 @@ SHORT_SHARE = 0.25
 optimizers step one after the other, the median is that of the time between two iterations."""
 
 COUNTS_MAX = 4
-SUMS_TOLD_MAX = 8
+SUMS_REPORTED_MAX = 8
 HISTORY_COUNTS_MAX = 64
 _HEADER = struct.Struct("<8Q")
 _RING = struct.Struct(f"<{RING_STEPS}Q")
@@ -262,7 +262,8 @@ class StepCounter:
         pairs = _in_common([(self._words[row] // OPTIMIZERS_MAX, row) for row in rows])
         words = self._words
         return made, tuple(
-            (words[row] % OPTIMIZERS_MAX, step, words[row + 1], words[row + 2]) for step, row in pairs[-SUMS_TOLD_MAX:]
+            (words[row] % OPTIMIZERS_MAX, step, words[row + 1], words[row + 2])
+            for step, row in pairs[-SUMS_REPORTED_MAX:]
         )
 
     def history(self) -> tuple[observations.CollectiveCounts, ...]:

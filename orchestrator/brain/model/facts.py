@@ -192,8 +192,8 @@ class Facts:
     exited_count: int = 0
     ended_well_at: float | None = None
 
-    # What the user wants, and who cancelled. Requests are numbers: the last one of all, for an inspection, and for which they were
-    # ordered. `resumed_after`: the last attempt before the latest resume, which forgives failures. `resumes`: attempts of resumes.
+    # What the user wants, and who cancelled the job. Numbers of requests: the last one, the last for an inspection, the last whose
+    # inspections were ordered. `resumed_after`: the last attempt before the latest resume; failures up to it are forgiven.
     goal: JobGoal = JobGoal.RUN
     cancel_reason: str = ""
     last_request: int = 0
@@ -213,8 +213,7 @@ class Facts:
     end_why: str = ""
     ended_at: float | None = None
 
-    # Hosts of a pool: the nodes of the attempt that was placed last, by rank; earlier jobs that wait for the same hosts;
-    # since when busy hosts are tried again.
+    # Hosts of a pool: nodes of the attempt placed last, by rank; earlier jobs that wait for them; since when busy ones are tried again.
     last_hosts: tuple[str, ...] = ()
     jobs_ahead: tuple[str, ...] = ()
     busy_round_at: float = 0.0
@@ -228,7 +227,7 @@ class Facts:
     requeue_reason: str = ""
     allocation_end: e.AllocationEnded | None = None
 
-    # Checkpoints by number, without their pieces; those named by persons, while each holds; those given up since an attempt got further.
+    # Checkpoints by number, without their files; persons' choices, while each holds; those given up since an attempt got further.
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     resume_overrides: tuple[ResumeOverride, ...] = ()
     distrusted_checkpoints: tuple[int, ...] = ()
@@ -367,7 +366,8 @@ class Facts:
         """Note a rank's steps and its signs of progress."""
         earlier = self.attempt.earlier_steps if self.attempt is not None else 0
         self.steps_made = max(self.steps_made, earlier + rank.steps)
-        self.stepped_at, self.passed_at = max(self.stepped_at, rank.step_at), max(self.passed_at, rank.pass_at)
+        self.stepped_at = max(self.stepped_at, rank.step_at)
+        self.passed_at = max(self.passed_at, rank.pass_at)
         self.progress_at = max(self.progress_at, rank.sign_at)
 
     def note_median(self, previous_s: float | None, median_s: float | None) -> None:

@@ -16,52 +16,52 @@ def running(nodes: int) -> Story:
     return story
 
 
-def told(story: Story, step: int, *sums: int | None, attempt: int = 1, optimizer: int = 0) -> list[d.Notice]:
+def notices(story: Story, step: int, *sums: int | None, attempt: int = 1, optimizer: int = 0) -> list[d.Notice]:
     """Let ranks tell their sums after a step; return the notices."""
     story.now_s += 1.0
-    said = []
+    found = []
     for rank, total in enumerate(sums):
         if total is not None:
             beat = RankHeartbeat(rank, step, "S", 0, 0.0, parameter_sums=((optimizer, step, step, total),))
-            said += story.hear(e.FromNode(0.0, f"n{rank}", reports.Heartbeat(attempt, (beat,))))
-    return [one for one in said if isinstance(one, d.Notice)]
+            found += story.hear(e.FromNode(0.0, f"n{rank}", reports.Heartbeat(attempt, (beat,))))
+    return [one for one in found if isinstance(one, d.Notice)]
 
 
 def test_odd_one_of_three_is_named_once_with_steps_and_host() -> None:
     story = running(3)
-    assert not told(story, 5, 1, 1, 1)
-    assert not told(story, 10, 2, 2, 2)
-    (notice,) = told(story, 15, 3, 4, 3)
+    assert not notices(story, 5, 1, 1, 1)
+    assert not notices(story, 10, 2, 2, 2)
+    (notice,) = notices(story, 15, 3, 4, 3)
     assert notice.topic is d.NoticeTopic.REPLICAS
     assert notice.why == (
         "the parameters of rank 1 on n1 differ from those of ranks 0,2 at step 15; all of ranks 0-2 held the same at step 10"
     )
     assert "step 10 or before" in notice.fix
-    assert not told(story, 20, 5, 6, 5)
+    assert not notices(story, 20, 5, 6, 5)
 
 
 def test_of_two_it_is_said() -> None:
     story = running(2)
-    assert not told(story, 5, 1, 1)
-    assert not told(story, 10, 2, 2)
-    (notice,) = told(story, 15, 3, 4)
+    assert not notices(story, 5, 1, 1)
+    assert not notices(story, 10, 2, 2)
+    (notice,) = notices(story, 15, 3, 4)
     assert "the parameters of rank 0 on n0 and of rank 1 on n1 differ at step 15" in notice.why
 
 
 def test_ranks_that_never_agreed_are_said_once_and_in_no_later_attempt() -> None:
     story = running(3)
-    said = [one for step in range(5, 50, 5) for one in told(story, step, step, step + 1, step + 2)]
-    assert [(one.key, one.why) for one in said] == [
+    found = [one for step in range(5, 50, 5) for one in notices(story, step, step, step + 1, step + 2)]
+    assert [(one.key, one.why) for one in found] == [
         (replicas.NONE_KEY, "compare_replicas: ranks do not hold the same parameters; nothing is compared")
     ]
 
 
 def test_shards_are_compared_among_their_replicas_only() -> None:
     story = running(4)
-    assert not told(story, 5, 1, 10, 1, 10)
-    assert not told(story, 10, 2, 20, 2, 20)
-    assert not told(story, 15, 3, 30, 3, 30)
-    (notice,) = told(story, 20, 4, 40, 4, 41)
+    assert not notices(story, 5, 1, 10, 1, 10)
+    assert not notices(story, 10, 2, 20, 2, 20)
+    assert not notices(story, 15, 3, 30, 3, 30)
+    (notice,) = notices(story, 20, 4, 40, 4, 41)
     assert "rank 1 on n1 and of rank 3 on n3 differ at step 20" in notice.why
 
 
@@ -69,29 +69,29 @@ def test_replicas_must_have_agreed_while_parameters_moved() -> None:
     """A learning rate of 0 keeps equal what is trained apart."""
     story = running(3)
     for step in range(5, 40, 5):
-        assert not told(story, step, 7, 7, 7)
-    assert not told(story, 40, 8, 9, 10)
-    assert not told(story, 45, 11, 12, 13)
+        assert not notices(story, step, 7, 7, 7)
+    assert not notices(story, 40, 8, 9, 10)
+    assert not notices(story, 45, 11, 12, 13)
 
 
 def test_ranks_that_part_all_at_once_are_not_named() -> None:
     """As after the warm-up of local SGD."""
     story = running(3)
-    assert not told(story, 5, 1, 1, 1)
-    assert not told(story, 10, 2, 2, 2)
-    assert not told(story, 15, 3, 4, 5)
+    assert not notices(story, 5, 1, 1, 1)
+    assert not notices(story, 10, 2, 2, 2)
+    assert not notices(story, 15, 3, 4, 5)
 
 
 def test_sums_of_different_steps_are_not_compared() -> None:
     """A late heartbeat completes its own step, and says nothing of a later one."""
     story = running(3)
-    assert not told(story, 5, 1, 1, 1)
-    assert not told(story, 10, 2, 2, 2)
-    assert not told(story, 15, 3, 3, None)
-    assert not told(story, 20, 4, 4, None)
-    assert not told(story, 25, None, None, 5)
-    assert not told(story, 25, 5, 5, None)
-    (notice,) = told(story, 30, 6, 6, 7)
+    assert not notices(story, 5, 1, 1, 1)
+    assert not notices(story, 10, 2, 2, 2)
+    assert not notices(story, 15, 3, 3, None)
+    assert not notices(story, 20, 4, 4, None)
+    assert not notices(story, 25, None, None, 5)
+    assert not notices(story, 25, 5, 5, None)
+    (notice,) = notices(story, 30, 6, 6, 7)
     assert "rank 2 on n2" in notice.why
     assert "at step 25" in notice.why
 
@@ -99,33 +99,33 @@ def test_sums_of_different_steps_are_not_compared() -> None:
 def test_trainer_that_begins_anew_is_compared_from_scratch() -> None:
     story = running(3)
     for step in (5, 10, 15):
-        assert not told(story, step, step, step, step)
-    assert not told(story, 5, 50, 51, 52)
-    assert not told(story, 10, 60, 61, 62)
+        assert not notices(story, step, step, step, step)
+    assert not notices(story, 5, 50, 51, 52)
+    assert not notices(story, 10, 60, 61, 62)
 
 
 def test_other_supervisor_compares_from_scratch() -> None:
     story = running(3)
     for step in (5, 10):
-        assert not told(story, step, step, step, step)
+        assert not notices(story, step, step, step, step)
     story.hear(e.SupervisorStarted(0.0, 2))
     story.hear(*(story.up(node, running=1) for node in range(3)))
-    assert not told(story, 15, 1, 2, 1)
+    assert not notices(story, 15, 1, 2, 1)
     assert not story.brain.facts.sums_at_steps[0].keys() - {15}
 
 
 def test_each_optimizer_is_compared_by_itself() -> None:
     story = running(3)
     for step in (5, 10):
-        assert not told(story, step, step, step, step)
-        assert not told(story, step, 7 * step, 8 * step, 9 * step, optimizer=1)
-    assert not told(story, 15, 70, 80, 90, optimizer=1)
-    (notice,) = told(story, 15, 3, 3, 4)
+        assert not notices(story, step, step, step, step)
+        assert not notices(story, step, 7 * step, 8 * step, 9 * step, optimizer=1)
+    assert not notices(story, 15, 70, 80, 90, optimizer=1)
+    (notice,) = notices(story, 15, 3, 3, 4)
     assert "rank 2" in notice.why
 
 
 def test_only_last_steps_are_remembered() -> None:
     story = running(2)
     for step in range(1, 100):
-        assert not told(story, step, step, step)
+        assert not notices(story, step, step, step)
     assert len(story.brain.facts.sums_at_steps[0]) == replicas.STEPS_MAX

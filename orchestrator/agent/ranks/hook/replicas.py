@@ -20,7 +20,7 @@ DIFFERING = ("averager", "_overlap_with_ddp")
 
 
 class ParameterSums:
-    """Writes the sum of an optimizer's parameters after each so-manieth of its steps."""
+    """Writes the sum of an optimizer's parameters after every Nth of its steps."""
 
     def __init__(self, notes: "HookNotes") -> None:
         given = os.environ.get(COMPARE_ENV, "")
@@ -33,18 +33,18 @@ class ParameterSums:
         """Sum up where it is due; `own_step` as in `OptimizerSteps`, `step` of the script. Raises nothing."""
         try:
             if self._pending:
-                self._write_those_there(words)
+                self._write_finished(words)
             if any(getattr(optimizer, name, None) for name in DIFFERING):
                 self.every, self._pending = 0, []
             elif own_step and own_step // OPTIMIZERS_MAX % self.every == 0:
                 place, totals = sum_parameters(optimizer)
                 self._pending.append((own_step, step, place, totals))
-                self._write_those_there(words)
+                self._write_finished(words)
         except Exception as err:  # not tried again: it would cost as much each time
             self.every, self._pending = 0, []
             self._notes.add("parameter sums", err)
 
-    def _write_those_there(self, words: memoryview) -> None:
+    def _write_finished(self, words: memoryview) -> None:
         while self._pending:
             own_step, step, place, totals = self._pending[0]
             if not all(event is None or event.query() for event, _ in totals):
