@@ -96,12 +96,22 @@ class CheckpointFile:
 class FileLocation:
     """Location of files: the folder that their names are relative to, on a host, or on the supervisor's disk (no host).
 
-    `names`: the files that are there; empty for all.
+    `names`: the files that are there; empty for all. `is_memory`: the folder is in the host's memory.
     """
 
     host: str
     root: str
     names: tuple[str, ...] = ()
+    is_memory: bool = False
+
+
+class CopyTarget(enum.Enum):
+    """Goal of a copy of a checkpoint that is in memory: the disk of the host that wrote it, the memory in which ranks look for it, or
+    the part of another host's memory that is kept for its neighbour."""
+
+    DISK = "disk"
+    MEMORY = "memory"
+    NEIGHBOUR = "neighbour"
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,9 @@ class Plan:
     avoided_hosts: dict[str, str] = field(default_factory=dict)
     # The last item of `argv` is a script that each node runs once; its launcher calls start the ranks
     launches: bool = False
+    # How much memory of each node its checkpoints may take, 0: they are written to disk; and the folder for them
+    memory_bytes: int = 0
+    memory_dir: str = ""
 
     @property
     def effective_batch(self) -> int | None:

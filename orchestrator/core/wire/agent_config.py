@@ -43,3 +43,11 @@ class AgentConfig:
     allocated: bool = False
     # How long it runs without contact if its ranks have made steps for long; never less than `fence_s`
     disconnected_timeout_s: float = 0.0
+    # How much of the host's memory its checkpoints may take, 0: they are written to disk; and the folder for them
+    memory_bytes: int = 0
+    memory_dir: str = ""
+    # The key and certificate of the agents among themselves, as PEM
+    peer_key: str = ""
+    peer_certificate: str = ""
+    # Limit on copies between agents, None: not limited
+    copy_mb_s: float | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
-from orchestrator.core.checkpoints.checkpoint import Checkpoint
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointFile, CopyTarget, FileLocation
 from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.wire.reports import AttemptMessage
@@ -107,6 +107,23 @@ class Discard:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyCheckpoint:
+    """Copy files of a checkpoint to this host's disk, from its memory, or into its memory, from other hosts; `CheckpointCopied` follows.
+
+    `sources`: where files are, the nearest first, with the names that are to be fetched from there; a source without a host is on this
+    one. `addresses`: by host, where its agent listens.
+    """
+
+    number: int
+    files: tuple[CheckpointFile, ...]
+    target: CopyTarget
+    sources: tuple[FileLocation, ...] = ()
+    addresses: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    # A later checkpoint overwrites its names: its files are never links
+    is_overwritten: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Dismiss(AttemptMessage):
     """The job is over: exit."""
 
@@ -130,4 +147,4 @@ NodeOrder: TypeAlias = Prepare | Probe | Start | Stop | Inspect | Fence | Dismis
 """What the brain orders."""
 
 AttemptOrder: TypeAlias = PrepareNode | Probe | Start | Stop | Inspect | Fence
-Order: TypeAlias = AttemptOrder | Ack | Discard | Dismiss | ResumeOffsets | ChunkAck
+Order: TypeAlias = AttemptOrder | Ack | Discard | CopyCheckpoint | Dismiss | ResumeOffsets | ChunkAck

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from orchestrator.core.checkpoints.checkpoint import CheckpointFile, HostPart
+from orchestrator.core.checkpoints.checkpoint import CheckpointFile, CopyTarget, HostPart
 from orchestrator.core.observations import (
     Address,
     CollectiveCounts,
@@ -51,6 +51,10 @@ class Hello:
     ships: bool
     # The GPUs that the agent has leased, as CUDA_VISIBLE_DEVICES names them
     gpus: tuple[str, ...]
+    # Where other agents may fetch from this node's memory, each `address:port`; empty where it holds no checkpoints in memory
+    memory_addresses: tuple[str, ...] = ()
+    # Nothing has been written there since this agent began
+    is_memory_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,8 @@ class Prepared(AttemptMessage):
     addresses: tuple[Address, ...]
     # Of a node whose script has called a launcher: which call of the attempt it is, from 1
     call: int = 0
+    # Why checkpoints are written to disk, although they should be to memory; empty where they are not
+    memory_fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +228,8 @@ class Exited(AttemptMessage):
     training: Training | None = None
     # Who else used the GPU of a rank that found it full, each in a phrase
     gpu_users: tuple[str, ...] = ()
+    # How full the folder for checkpoints in memory was, in a phrase; empty where it had room
+    memory_full: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,10 +286,26 @@ class CheckpointsRead(AttemptMessage):
     is_known: bool
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointCopied:
+    """Answer to `CopyCheckpoint`; or, with number 0, the report of an agent that leaves: everything in its memory is on its disk.
+
+    `names`: the files that are at `root` now; `error`: why they are not; `evicted`: the numbers of checkpoints whose files have left
+    the memory of this host since.
+    """
+
+    number: int
+    target: CopyTarget
+    root: str
+    names: tuple[str, ...]
+    error: str = ""
+    evicted: tuple[int, ...] = ()
+
+
 NodeReport: TypeAlias = (
     Prepared | PrepareFailed | LaunchEnded | Probed | Started | Exited | Stopped | Inspected | GpusChanged
 )
-ReliableReport: TypeAlias = NodeReport | CheckpointSeen | CheckpointHashed | CheckpointsRead
+ReliableReport: TypeAlias = NodeReport | CheckpointSeen | CheckpointHashed | CheckpointsRead | CheckpointCopied
 
 
 @dataclass(frozen=True, slots=True)
