@@ -216,8 +216,8 @@ class Executor:
 
     def send_copies(self, gang: plan_types.Gang, now_s: float) -> None:
         """Have agents copy checkpoints between memory and disks."""
-        for node, order in self._memory.take_orders(now_s, tuple(name for name, _ in gang)):
-            self._connections.send(node, order)
+        for node, copy in self._memory.take_orders(now_s, tuple(name for name, _ in gang)):
+            self._connections.send(node, copy)
 
     def _cancel_sends(self, node: str) -> None:
         """Send nothing more to a node whose ranks are started: it could overwrite what they save."""

@@ -164,9 +164,9 @@ class MemoryCopies:
             for checkpoint in sorted(self._checkpoints.values(), key=lambda one: -one.number)
             if checkpoint.state is CheckpointState.WHOLE and any(one.is_memory for one in checkpoint.locations)
         ]
-        kept_bytes = waiting[0].size_bytes if waiting else 0
+        kept_bytes = _bytes_per_host(waiting[0]) if waiting else 0
         for place, checkpoint in enumerate(waiting):
-            kept_bytes += checkpoint.size_bytes
+            kept_bytes += _bytes_per_host(checkpoint)
             on_disk = [one for one in checkpoint.locations if not one.is_memory]
             unstored = memory.find_missing(checkpoint, on_disk)
             is_begun = any(
@@ -264,6 +264,11 @@ class MemoryCopies:
             and any(one.host in hosts for one in checkpoint.locations)
             for checkpoint in self._checkpoints.values()
         )
+
+
+def _bytes_per_host(checkpoint: Checkpoint) -> int:
+    """Return how much memory a checkpoint takes on a host that has written a part of it."""
+    return checkpoint.size_bytes // max(1, sum(one.is_memory and _is_original(one) for one in checkpoint.locations))
 
 
 def _is_original(place: FileLocation) -> bool:
