@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,12 +50,16 @@ class MemoryWorld(DeskWorld):
         self, node: str, target: CopyTarget, save: Checkpoint, names: tuple[str, ...] = (), **fields: object
     ) -> None:
         """An agent has copied files of a checkpoint, all of its own if none is named."""
-        own = names or tuple(name for one in save.locations if one.host == node for name in one.names)
+        own = names or tuple(name for one in save.locations if one.root == str(self.place(node)) for name in one.names)
         roots = {
             DISK: self.disk(node),
             MEMORY: str(self.place(node)),
             NEIGHBOUR: f"{self.shm}/{node}/neighbours/{save.number}",
         }
+        for name in own if target is DISK and "error" not in fields else ():
+            goal = Path(roots[DISK]) / name
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(self.place(node) / name, goal)
         report = reports.CheckpointCopied(save.number, target, roots[target], own)
         report = dataclasses.replace(report, **fields)  # type: ignore[arg-type]
         self.desk.memory.enter_copied(self.at, node, report)
