@@ -29,6 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orchestrator.agent.outputs import checkpoint_memory
 from orchestrator.agent.process import leases
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.failure import forget_errors
@@ -230,9 +231,11 @@ def _supervise(config: AgentConfig, run_agent: RunAgent, leases_held: leases.Lea
 
 
 def _clean_up(config: AgentConfig) -> None:
-    """Kill the processes of an earlier agent, and delete the unmasked errors of its ranks."""
+    """Kill the processes of an earlier agent, and delete the unmasked errors of its ranks, and its folder in memory."""
     clean_up_processes(config.tag, is_monitor=True)
     forget_errors(JobDir.at(config.root).node(config.node))
+    if config.memory_bytes:
+        checkpoint_memory.clean_up(config.memory_dir, config.job, config.node)
 
 
 def _run(config: AgentConfig, run_agent: RunAgent, beat: Callable[[], None]) -> int:
