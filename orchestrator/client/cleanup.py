@@ -15,7 +15,7 @@ from orchestrator.backends.api import LaunchError
 from orchestrator.client import remote_files
 from orchestrator.client.job import Job
 from orchestrator.core.errors import ClusterError, OrchError
-from orchestrator.core.host import file_age, process_tags
+from orchestrator.core.host import file_age
 from orchestrator.core.jobdir import home, locks
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.text import format_count
@@ -70,8 +70,7 @@ def _clean_run_files(job: JobDir) -> None:
     """End what a job left running here and remove its run files. Raises ClusterError, also if it is resumed at that moment."""
     run = _run_folder(job)
     with _deletion_errors(run), locks.hold_ended_job(job):
-        tags = [process_tags.make_tag(job.root, node.name) for node in sorted(run.iterdir())]
-        living = [pid for tag in tags for pid in agent_monitor.clean_up_processes(tag)]
+        living = [pid for node in sorted(run.iterdir()) for pid in agent_monitor.clean_up_node(job, node.name)]
         if living:
             what = f"cannot be ended: process {', '.join(map(str, living))}"
             raise ClusterError(what, fix="see with ps what the process is waiting for")

@@ -41,8 +41,7 @@ def clean_up(request: w.CleanUp) -> w.CleanedUp:
     nodes = procfs.list_names(job.root / "nodes")[:NODES_MAX]
     for node in nodes:
         _end_monitor(job, node)
-    tags = [process_tags.make_tag(job.root, node) for node in nodes]
-    surviving = [pid for tag in tags for pid in agent_monitor.clean_up_processes(tag)]
+    surviving = [pid for node in nodes for pid in agent_monitor.clean_up_node(job, node)]
     if not job.root.is_dir() or job.secrets.exists() or job.journal.exists():
         return w.CleanedUp("")  # it is gone, or the one that the job was submitted from
     living = [node for node in nodes if locks.is_held(job.node(node) / "agent.lock")]

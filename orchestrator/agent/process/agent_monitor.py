@@ -29,6 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orchestrator.agent.outputs import checkpoint_memory
 from orchestrator.agent.process import leases
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.failure import forget_errors
@@ -230,8 +231,10 @@ def _supervise(config: AgentConfig, run_agent: RunAgent, leases_held: leases.Lea
 
 
 def _clean_up(config: AgentConfig) -> None:
-    """Kill the processes of an earlier agent, and delete the unmasked errors of its ranks."""
+    """Kill the processes of an earlier agent, and delete its checkpoints in memory and the unmasked errors of its ranks."""
     clean_up_processes(config.tag, is_monitor=True)
+    if config.memory_bytes:
+        checkpoint_memory.clean_up(config.memory_dir, config.job, config.node)
     forget_errors(JobDir.at(config.root).node(config.node))
 
 
@@ -352,6 +355,14 @@ class _AgentWatch:
 def _describe_status(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     return f"signal {-code}" if code < 0 else f"code {code}"
+
+
+def clean_up_node(job: JobDir, node: str) -> list[int]:
+    """Kill what a job's node has left running on this host, and delete its checkpoints in memory; return the pids that are still
+    alive."""
+    pids = clean_up_processes(process_tags.make_tag(job.root, node))
+    checkpoint_memory.clean_up_recorded(job, node)
+    return pids
 
 
 def clean_up_processes(tag: str, *, is_monitor: bool = False) -> list[int]:

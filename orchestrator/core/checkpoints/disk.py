@@ -15,12 +15,12 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from orchestrator.core.checkpoints import formats
 from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointFile
 from orchestrator.core.checkpoints.file_groups import is_checkpoint_file, mask_numbers
-from orchestrator.core.jobdir.durable import sync_folder
+from orchestrator.core.jobdir.durable import atomic_replacement, sync_folder
 
 BLOCK_BYTES = 4 << 20
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP))
@@ -260,6 +260,40 @@ def _copy_block(read: int, write: int, done: int) -> int:
         return os.copy_file_range(read, write, 1 << 30)
     except OSError:
         return os.sendfile(write, read, done, 1 << 30)
+
+
+def put_file(source: Path, target: Path, *, is_link: bool = False, is_hard: bool = False) -> None:
+    """Put a file at `target` at once: a link to it, a hard link if that is possible, or a copy. Raises OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_replacement(target, durable=False) as part:
+        with contextlib.suppress(OSError):
+            if is_link:
+                part.symlink_to(source)
+            elif is_hard:
+                os.link(os.path.realpath(source), part)
+        if not os.path.lexists(part):
+            copy_file(source, part)
+
+
+def install(names: Iterable[str], stage: Path, root: Path) -> None:
+    """Move complete files from a staging folder to their places below `root`, durably. Raises OSError."""
+    folders = {root}
+    for path in map(PurePosixPath, names):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (stage / path).replace(root / path)
+        folders.update(root / folder for folder in path.parents)
+    for folder in folders:
+        sync_folder(folder)
+
+
+def list_files(folder: Path) -> list[CheckpointFile]:
+    """Return the regular files below a folder, hidden ones, too, but none through links."""
+    found = [(path, path.lstat()) for path in sorted(folder.rglob("*"))]
+    return [
+        CheckpointFile(str(path.relative_to(folder)), about.st_size, about.st_mtime_ns)
+        for path, about in found
+        if stat.S_ISREG(about.st_mode)
+    ]
 
 
 def delete_checkpoint(checkpoint: Checkpoint, root: Path) -> str:
