@@ -157,8 +157,23 @@ class MemoryCopies:
         taken, self._orders = self._orders, []
         return taken
 
+    def note_failed_fetch(self, at: float, number: int) -> None:
+        """Note that a checkpoint could not be fetched from the disks of hosts: it is tried again later."""
+        self._retry_at[number, "", CopyTarget.DISK] = at + RETRY_S
+
+    def may_fetch(self, at: float, checkpoint: Checkpoint) -> bool:
+        """Return whether a complete checkpoint is on the disks of hosts, not here, and has not just failed to be fetched."""
+        on_disk = [place for place in checkpoint.locations if not place.is_memory]
+        is_whole = checkpoint.state is CheckpointState.WHOLE and not memory.find_missing(checkpoint, on_disk)
+        is_due = at >= self._retry_at.get((checkpoint.number, "", CopyTarget.DISK), at)
+        is_wanted = is_whole and is_due and self.holds(checkpoint) and not checkpoint.is_in_transit
+        return is_wanted and all(one.host for one in checkpoint.locations)
+
     def _order_copies(self, at: float) -> None:
         hosts = self.hosts()
+        for checkpoint in list(self._checkpoints.values()):
+            if self.may_fetch(at, checkpoint):
+                self._enter(at, checkpoint)
         waiting = [
             checkpoint
             for checkpoint in sorted(self._checkpoints.values(), key=lambda one: -one.number)
