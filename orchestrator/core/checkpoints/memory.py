@@ -35,8 +35,9 @@ def available_locations(checkpoint: Checkpoint, hosts: Collection[str]) -> tuple
 
 def safe_files(checkpoint: Checkpoint) -> Iterator[CheckpointFile]:
     """Yield the files of a checkpoint that are on a disk or on two hosts."""
+    locations = [(one, frozenset(one.names)) for one in checkpoint.locations]
     for piece in checkpoint.files:
-        there = [one for one in checkpoint.locations if not one.names or piece.name in one.names]
+        there = [one for one, names in locations if not names or piece.name in names]
         if any(not one.is_memory for one in there) or len({one.host for one in there}) > 1:
             yield piece
 
