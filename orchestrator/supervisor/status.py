@@ -284,7 +284,7 @@ def _notices(facts: Facts) -> Iterator[str]:
 
 def _checkpoint(newest: ResumePoint | None, ledger: Mapping[int, Checkpoint]) -> CheckpointStatus | None:
     if newest is None or newest.save not in ledger:
-        return newest and CheckpointStatus(newest.path, newest.step)
+        return None if newest is None else CheckpointStatus(newest.path, newest.step)
     checkpoint = ledger[newest.save]
     safe_bytes = sum(piece.size_bytes for piece in memory.safe_files(checkpoint))
     is_safe = memory.is_safe(checkpoint)
