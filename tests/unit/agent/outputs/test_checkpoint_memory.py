@@ -147,7 +147,9 @@ def test_next_attempt_sees_what_is_on_disk(bench: MemoryBench) -> None:
         write(bench.disk / name, name.encode())
     bench.memory.open(None)
     folder = bench.memory.folder
-    kinds = {piece.relative_to(folder).as_posix(): piece.is_symlink() for piece in folder.rglob("*") if not piece.is_dir()}
+    kinds = {
+        piece.relative_to(folder).as_posix(): piece.is_symlink() for piece in folder.rglob("*") if not piece.is_dir()
+    }
     assert kinds == {
         "step_5/a.pt": True, "step_5/.metadata": True, "step_6.pt": True, "ckpt.pt": False, "latest": False
     }  # fmt: skip
@@ -159,7 +161,9 @@ def test_next_attempt_sees_what_is_on_disk(bench: MemoryBench) -> None:
 
 def test_resumed_version_replaces_a_torn_one(bench: MemoryBench) -> None:
     write(bench.disk / "ckpt.pt", b"whole", 5 * S)
-    checkpoint = saved(4, main="ckpt.pt", files=pieces(bench.disk, "ckpt.pt"), locations=(FileLocation("", str(bench.disk)),))
+    checkpoint = saved(
+        4, main="ckpt.pt", files=pieces(bench.disk, "ckpt.pt"), locations=(FileLocation("", str(bench.disk)),)
+    )
     bench.save("ckpt.pt", b"to", 9 * S)
     found = bench.memory.open(checkpoint)
     assert found is not None and found.path == str(bench.memory.folder / "ckpt.pt")
