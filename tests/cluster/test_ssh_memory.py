@@ -114,7 +114,7 @@ def memory_left(box: Box) -> list[str]:
 
 def test_power_cut_costs_nothing_that_is_at_a_neighbour(desk: Desk, box: Box) -> None:
     """The next attempt begins from a checkpoint that only hosts have, one of which is lost for good."""
-    job = submit(desk, 260, nodes=3, ssh={"hosts": "node[1-4]"}, spares=1)
+    job = submit(desk, 1_200, nodes=3, ssh={"hosts": "node[1-4]"}, spares=1)
     job.wait_until(lambda: safe_step(job), "a checkpoint that is safe")
     step = safe_step(job)
     box.power_off("node2")
@@ -122,7 +122,7 @@ def test_power_cut_costs_nothing_that_is_at_a_neighbour(desk: Desk, box: Box) ->
     assert job.wait()["state"] == "SUCCEEDED"
     assert job.placed() == ["node1", "node4", "node3"] or sorted(job.placed()) == ["node1", "node3", "node4"]
     assert resumed_step(job, 2) >= step > 0
-    assert_weights(job, 260, 6)
+    assert_weights(job, 1_200, 6)
     job.wait_until(lambda: not memory_left(box), "memory without anything of the job")
 
 

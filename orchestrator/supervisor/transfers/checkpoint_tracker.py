@@ -18,7 +18,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.rank_facts import RankState
-from orchestrator.core.checkpoints import disk, memory
+from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointState, CompletionReason, FileLocation
 from orchestrator.core.checkpoints.ledger import Ledger
 from orchestrator.core.checkpoints.resume_choice import ResumeOverride, choose_checkpoint
@@ -342,9 +342,7 @@ class CheckpointTracker:
 
     def _enter_relocated(self, at: float, checkpoint: Checkpoint) -> None:
         """Enter a checkpoint that was copied from memory; over SSH it is fetched once it is on the disks of hosts."""
-        on_disk = [place for place in checkpoint.locations if not place.is_memory]
-        is_whole = checkpoint.state is CheckpointState.WHOLE and not memory.find_missing(checkpoint, on_disk)
-        if is_whole and not _is_here(checkpoint) and not checkpoint.is_in_transit:
+        if self.memory.may_fetch(at, checkpoint):
             checkpoint = dataclasses.replace(checkpoint, is_in_transit=True)
             self.copies.fetch(checkpoint)
         self._enter(at, checkpoint)
@@ -373,6 +371,7 @@ class CheckpointTracker:
             return
         if fault:
             self.notes.append(f"checkpoint {checkpoint.main} of attempt {checkpoint.attempt} was not copied: {fault}")
+            self.memory.note_failed_fetch(at, number)
             is_elsewhere = checkpoint.state is CheckpointState.WHOLE  # in memory, or on the disks of hosts
             arrived = (
                 checkpoint if is_elsewhere else dataclasses.replace(checkpoint, state=CheckpointState.GONE, why=fault)

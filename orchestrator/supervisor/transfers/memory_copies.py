@@ -104,9 +104,6 @@ class MemoryCopies:
         order = self._pending.pop(key, None)
         if copied.target is CopyTarget.MEMORY and order is not None:
             self.finished_restores.append((node, copied.error))
-        for checkpoint in list(self._checkpoints.values()):
-            if checkpoint.number in copied.evicted or not copied.number:
-                self._enter_evicted(at, checkpoint, node, copied)
         checkpoint_copied = self._checkpoints.get(copied.number)
         if copied.error:
             self._retry_at[key] = at + RETRY_S
@@ -120,6 +117,9 @@ class MemoryCopies:
             )
             self.displace(at, checkpoint_copied, place.host, place.root)
             self._relocate(at, checkpoint_copied, _add_location(checkpoint_copied, place), "")
+        for checkpoint in list(self._checkpoints.values()):
+            if checkpoint.number in copied.evicted or not copied.number:
+                self._enter_evicted(at, checkpoint, node, copied)
 
     def _disk_location(self, node: str, copied: reports.CheckpointCopied) -> FileLocation:
         """Return where files are that an agent has copied to the disk: on a shared one for all."""
@@ -157,8 +157,23 @@ class MemoryCopies:
         taken, self._orders = self._orders, []
         return taken
 
+    def note_failed_fetch(self, at: float, number: int) -> None:
+        """Note that a checkpoint could not be fetched from the disks of hosts: it is tried again later."""
+        self._retry_at[number, "", CopyTarget.DISK] = at + RETRY_S
+
+    def may_fetch(self, at: float, checkpoint: Checkpoint) -> bool:
+        """Return whether a complete checkpoint is on the disks of hosts, not here, and has not just failed to be fetched."""
+        on_disk = [place for place in checkpoint.locations if not place.is_memory]
+        is_whole = checkpoint.state is CheckpointState.WHOLE and not memory.find_missing(checkpoint, on_disk)
+        is_due = at >= self._retry_at.get((checkpoint.number, "", CopyTarget.DISK), at)
+        is_wanted = is_whole and is_due and self.holds(checkpoint) and not checkpoint.is_in_transit
+        return is_wanted and all(one.host for one in checkpoint.locations)
+
     def _order_copies(self, at: float) -> None:
         hosts = self.hosts()
+        for checkpoint in list(self._checkpoints.values()):
+            if self.may_fetch(at, checkpoint):
+                self._enter(at, checkpoint)
         waiting = [
             checkpoint
             for checkpoint in sorted(self._checkpoints.values(), key=lambda one: -one.number)
@@ -180,29 +195,31 @@ class MemoryCopies:
                     names = unstored.intersection(one.names)
                     if names and not self._is_storing(one.host):
                         self._order(at, one.host, checkpoint, names, CopyTarget.DISK)
-                    if place < NEIGHBOUR_MAX:
-                        self._order_neighbour(at, checkpoint, one, hosts)
+            if place < NEIGHBOUR_MAX:
+                self._order_neighbours(at, checkpoint, hosts)
 
     def _is_storing(self, node: str) -> bool:
         return any(host == node and target is CopyTarget.DISK for _, host, target in self._pending)
 
-    def _order_neighbour(
-        self, at: float, checkpoint: Checkpoint, place: FileLocation, hosts: Mapping[str, reports.Hello]
-    ) -> None:
-        """Order a copy of a node's files on another host, unless they are on one."""
-        others = [one for one in checkpoint.locations if one.host != place.host]
-        names = memory.find_missing(checkpoint, others).intersection(place.names)
-        at_gang = self._gang.index(place.host) if place.host in self._gang else 0
-        ring = (*(node for node in hosts if node not in self._gang), *self._gang[at_gang + 1 :], *self._gang[:at_gang])
-        holder = next(
-            (node for node in ring if node in hosts and node != place.host and hosts[node].memory_addresses), ""
-        )
-        is_ordered = any(
-            (number, target) == (checkpoint.number, CopyTarget.NEIGHBOUR) and place in order.sources
-            for (number, _, target), order in self._pending.items()
-        )
-        if names and holder and not is_ordered:
-            self._order(at, holder, checkpoint, names, CopyTarget.NEIGHBOUR, (place,))
+    def _order_neighbours(self, at: float, checkpoint: Checkpoint, hosts: Mapping[str, reports.Hello]) -> None:
+        """Order a copy of each node's files on another host, unless they are on one."""
+        wanted: dict[str, tuple[set[str], list[FileLocation]]] = {}
+        for one in checkpoint.locations:
+            if one.is_memory and one.host in hosts and _is_original(one):
+                others = [other for other in checkpoint.locations if other.host != one.host]
+                names = memory.find_missing(checkpoint, others).intersection(one.names)
+                if names and (holder := self._find_holder(one.host, hosts)):
+                    all_names, sources = wanted.setdefault(holder, (set(), []))
+                    all_names.update(names)
+                    sources.append(one)
+        for holder, (all_names, sources) in wanted.items():
+            self._order(at, holder, checkpoint, all_names, CopyTarget.NEIGHBOUR, tuple(sources))
+
+    def _find_holder(self, node: str, hosts: Mapping[str, reports.Hello]) -> str:
+        """Return which other host keeps copies of a node's files: a spare, else the next of the gang; empty for none."""
+        at = self._gang.index(node) if node in self._gang else 0
+        ring = (*(name for name in hosts if name not in self._gang), *self._gang[at + 1 :], *self._gang[:at])
+        return next((name for name in ring if name in hosts and name != node and hosts[name].memory_addresses), "")
 
     def _order(
         self,

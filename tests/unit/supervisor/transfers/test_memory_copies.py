@@ -106,8 +106,7 @@ def test_lost_host_leaves_what_its_neighbour_has(tmp_path: Path) -> None:
     world = MemoryWorld(tmp_path, "n0", "n1", spares=("n9",))
     save = world.save_all("step-10")
     assert {("n9", NEIGHBOUR, 1)} == {order for order in world.orders() if order[1] is NEIGHBOUR}
-    world.copied("n9", NEIGHBOUR, save, ("step-10/rank0.pt",))
-    world.copied("n9", NEIGHBOUR, world.latest(), ("step-10/rank1.pt",))
+    world.copied("n9", NEIGHBOUR, save, ("step-10/rank0.pt", "step-10/rank1.pt"))
     del world.up["n0"]
     world.stop("n1")
     world.lose("n0")
