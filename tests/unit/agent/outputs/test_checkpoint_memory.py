@@ -12,6 +12,7 @@ import pytest
 from orchestrator.agent.outputs import checkpoint_memory
 from orchestrator.core.checkpoints import disk, memory, tree
 from orchestrator.core.checkpoints.checkpoint import CopyTarget, FileLocation
+from orchestrator.core.host import procfs
 from tests.support import jobs
 from tests.support.memory_bench import MEMORY_BYTES, MemoryBench, memory_bench, pieces
 from tests.support.saved_files import S, saved, write
@@ -147,7 +148,9 @@ def test_next_attempt_sees_what_is_on_disk(bench: MemoryBench) -> None:
         write(bench.disk / name, name.encode())
     bench.memory.open(None)
     folder = bench.memory.folder
-    kinds = {piece.relative_to(folder).as_posix(): piece.is_symlink() for piece in folder.rglob("*") if not piece.is_dir()}
+    kinds = {
+        piece.relative_to(folder).as_posix(): piece.is_symlink() for piece in folder.rglob("*") if not piece.is_dir()
+    }
     assert kinds == {
         "step_5/a.pt": True, "step_5/.metadata": True, "step_6.pt": True, "ckpt.pt": False, "latest": False
     }  # fmt: skip
@@ -159,7 +162,9 @@ def test_next_attempt_sees_what_is_on_disk(bench: MemoryBench) -> None:
 
 def test_resumed_version_replaces_a_torn_one(bench: MemoryBench) -> None:
     write(bench.disk / "ckpt.pt", b"whole", 5 * S)
-    checkpoint = saved(4, main="ckpt.pt", files=pieces(bench.disk, "ckpt.pt"), locations=(FileLocation("", str(bench.disk)),))
+    checkpoint = saved(
+        4, main="ckpt.pt", files=pieces(bench.disk, "ckpt.pt"), locations=(FileLocation("", str(bench.disk)),)
+    )
     bench.save("ckpt.pt", b"to", 9 * S)
     found = bench.memory.open(checkpoint)
     assert found is not None and found.path == str(bench.memory.folder / "ckpt.pt")
@@ -234,7 +239,7 @@ def test_rooms_of_this_host_are_found(tmp_path: Path, monkeypatch: pytest.Monkey
     cgroup = write(tmp_path / "memory.max", b"1000\n").parent
     write(tmp_path / "memory.current", b"900\n")
     write(tmp_path / "memory.stat", b"anon 1\nactive_file 200\ninactive_file 50\n")
-    monkeypatch.setattr(checkpoint_memory.procfs, "cgroups", lambda controller: [(cgroup, True)])
+    monkeypatch.setattr(procfs, "cgroups", lambda controller: [(cgroup, True)])
     assert checkpoint_memory.find_rooms(tmp_path)[2:] == [350]
     write(tmp_path / "memory.max", b"max\n")
     assert checkpoint_memory.find_rooms(tmp_path)[2:] == []
