@@ -54,6 +54,7 @@ def _findings(file: SpecFile, environ: Mapping[str, str], say: Callable[[str], N
         return
     try:
         submit_checks.refuse_too_many_ranks(file, plan)
+        submit_checks.refuse_lack_of_memory(file, plan)
     except OrchError as err:
         yield _error_finding("plan", err)
         return

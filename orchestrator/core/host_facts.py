@@ -114,6 +114,8 @@ class HostFacts:
     # Lines of the kernel's log about failures of a GPU
     xids: tuple[str, ...]
     program: ProgramFacts | None
+    # How much memory new programs have at most
+    available_bytes: int = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +153,20 @@ class HardwareFacts:
     interfaces: tuple[Address, ...] = ()
     # Variables of the host's environment that affect training, see `rank_settings.is_watched`
     environ: dict[str, str] = field(default_factory=dict)
+
+
+def find_memory_shortage(memory_bytes: int, nodes: int, memory_dir: str, folder_bytes: int, host_bytes: int) -> str:
+    """Return why the checkpoints of so many nodes do not fit into the memory of their host; empty where they do.
+
+    `folder_bytes`: what is free in `memory_dir`; `host_bytes`: of the host's memory.
+    """
+    wanted = f"checkpoint.memory is {gigabytes(memory_bytes)}" + f" on each of {nodes} nodes" * (nodes > 1)
+    for free_bytes, what in ((folder_bytes, f"{memory_dir} has"), (host_bytes, "free memory of the host is")):
+        if UNKNOWN != free_bytes < memory_bytes * nodes:
+            return f"{wanted}, {what} {gigabytes(free_bytes)}"
+    return ""
+
+
+def gigabytes(size_bytes: int) -> str:
+    """Return a size as `64.0 GB`, or `0.06 GB`."""
+    return f"{size_bytes / 1e9:.{1 if size_bytes >= 10**9 else 2}f} GB"

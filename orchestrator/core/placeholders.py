@@ -28,6 +28,9 @@ ATTEMPT_NAMES = frozenset(
 )
 """Those that differ between the attempts of a job."""
 
+FOLDER_NAMES = frozenset(("checkpoint_dir", "ORCH_CHECKPOINT_DIR"))
+"""Those that may differ between them where checkpoints are written to memory."""
+
 NEARNESS = 0.85
 """How much a name must be like one of ours to be taken for a mistake (`difflib`): `{checkpoint}` is not, and may be
 another program's."""
@@ -42,13 +45,13 @@ def fill(text: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda match: values.get(_name(match), match[0]), text)
 
 
-def values_from_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of placeholders in an environment that has the variables of a rank."""
+def values_from_environment(env: Mapping[str, str], job_dir: str) -> dict[str, str]:
+    """Return the values of placeholders in an environment that has the variables of a rank of the job with this folder."""
     values = {name: env[name] for name in VARIABLES if name in env}
     pairs = [(name, f"ORCH_{name.upper()}") for name in NAMES if name != "job_dir"]
     values |= {name: env[variable] for name, variable in pairs if variable in env}
     if "checkpoint_dir" in values:
-        values["job_dir"] = values["checkpoint_dir"].rpartition("/")[0]
+        values["job_dir"] = job_dir
     return values
 
 

@@ -18,6 +18,9 @@ from orchestrator.spec.yaml_document import WrongValue, quote_value
 
 PORT_MAX = 65_535
 BEATS_PER_NODE_TIMEOUT = 5
+MEMORY_BYTES_MIN = 64 * 10**6
+"""Least `checkpoint.memory`: less holds no checkpoint worth it."""
+
 DEFAULT_OCCASIONS = ("hang", "notice", "withdrawn", "failed")
 
 
@@ -144,6 +147,12 @@ class CheckpointSection(Section):
         None,
         "Arguments appended when a complete checkpoint exists, such as --auto-resume. `{path}` is its path.",
     )
+    memory: rules.Size | None = described(
+        None,
+        "How much memory of each node the checkpoints may take: ranks write to memory, and orch copies the files to the memory of "
+        "another node and to disk. Default: ranks write to disk.",
+    )
+    memory_dir: Line = described("/dev/shm", "With memory: the folder in memory (tmpfs) on each node.")
     on_preempt: OnPreempt = described({}, "Backend slurm: how ranks are warned of preemption and of the time limit.")
 
     @pydantic.field_validator("keep")
@@ -155,6 +164,32 @@ class CheckpointSection(Section):
                 f"has no effect with checkpoint.path {quote_value(path)}: orch deletes only in ORCH_CHECKPOINT_DIR; "
                 "remove keep, or write a path relative to that"
             )
+        return value
+
+    @pydantic.field_validator("memory")
+    @classmethod
+    def _has_room(cls, value: int | None, info: ValidationInfo) -> int | None:
+        path = info.data.get("path", "")
+        if value is None:
+            return value
+        if value < MEMORY_BYTES_MIN:
+            raise WrongValue(f"must be at least {MEMORY_BYTES_MIN // 10**6}M")
+        if path.startswith(("/", CODE_PREFIX)):
+            raise ValueError(
+                f"has no effect with checkpoint.path {quote_value(path)}: only ORCH_CHECKPOINT_DIR can be in memory; "
+                "remove memory, or write a path relative to that"
+            )
+        if info.data.get("keep", 0) is None:
+            raise ValueError("needs checkpoint.keep, or old checkpoints would fill the memory; write keep: 3")
+        return value
+
+    @pydantic.field_validator("memory_dir")
+    @classmethod
+    def _is_for_memory(cls, value: str, info: ValidationInfo) -> str:
+        if not value.startswith("/"):
+            raise WrongValue("must be an absolute path")
+        if value != cls.model_fields["memory_dir"].default and info.data.get("memory", 0) is None:
+            raise ValueError("has no effect without checkpoint.memory; remove it, or write memory: 64G")
         return value
 
 

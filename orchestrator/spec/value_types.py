@@ -45,6 +45,7 @@ HOST = r"^(?:[A-Za-z0-9_.:%]|\[[0-9,-]+\])(?:[A-Za-z0-9_.:%-]|\[[0-9,-]+\])*$"
 USER = r"^[^\s:@/-][^\s:@/]*$"
 INTERFACE = r"^[^\s/]+$"
 URL = r"^https?://[^\s/@]\S*$"
+SIZE = r"^([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([MGT])(i?)B?$"
 OPTION = r"^-[^\x00-\x1f\x7f]*\S$"
 
 PATTERNS = {
@@ -56,6 +57,7 @@ PATTERNS = {
     USER: "a user name",
     INTERFACE: "an interface such as eth0",
     URL: "a URL such as https://…",
+    SIZE: "a size such as 64G, 512MB or 64GiB",
     OPTION: "an sbatch option such as --licenses=foo",
 }
 """Descriptions of the patterns, in faults and in the reference."""
@@ -173,6 +175,13 @@ def duration_text(seconds: float) -> str:
 
 
 # Numbers, names and texts
+
+
+def _read_size(value: object) -> int:
+    match = re.match(SIZE, str(value))
+    if match is None:
+        raise WrongValue(f"must be {PATTERNS[SIZE]}")
+    return round(float(match[1]) * (1024 if match[3] else 1000) ** (2 + "MGT".index(match[2])))
 
 
 def _count_or_auto(value: object) -> object:
@@ -360,6 +369,9 @@ Seconds: TypeAlias = Annotated[float, duration()]
 Pause: TypeAlias = Annotated[float, duration(0.0)]
 Heartbeat: TypeAlias = Annotated[float, duration(0.1, 60.0)]
 NodeSilence: TypeAlias = Annotated[float | Literal["auto"], duration(5.0, choices=Literal["auto"])]
+Size: TypeAlias = Annotated[
+    int, BeforeValidator(_read_size, json_schema_input_type=Annotated[str, Field(pattern=SIZE)])
+]
 Grace: TypeAlias = Annotated[float, duration(0.0, GRACE_S_MAX)]
 SecondsOrOff: TypeAlias = Annotated[float | None, duration(choices=Literal["off", False])]
 SilenceOrOff: TypeAlias = Annotated[float | Literal["auto"] | None, duration(choices=Literal["auto", "off", False])]

@@ -34,7 +34,16 @@ def write_credentials(folder: Path, plan: Plan, environ: Mapping[str, str], webh
     }
     for name, data in files.items():
         replace_bytes(folder / name, data, mode=PRIVATE_MODE)
+    write_peer_credentials(folder, plan)
     sync_folder(folder.parent)
+
+
+def write_peer_credentials(folder: Path, plan: Plan) -> None:
+    """Write the certificate and key of a job's agents among themselves, if it needs them and has none."""
+    names = ("peer_certificate.pem", "peer_key.pem")
+    if plan.memory_bytes and not all((folder / name).exists() for name in names):
+        for name, data in zip(names, new_certificate(), strict=True):
+            replace_bytes(folder / name, data, mode=PRIVATE_MODE)
 
 
 CERTIFICATE_YEARS = 20

@@ -7,6 +7,7 @@ Slurm has chosen them.
 
 from __future__ import annotations
 
+import os.path
 import shlex
 import zlib
 from collections.abc import Mapping
@@ -70,6 +71,8 @@ def plan_job(file: SpecFile, inventory: Inventory, job_id: str, created_at: floa
         resume_args=tuple(shlex.split(spec.checkpoint.resume_args or "")),
         shell=shell,
         launches=spec.entry.kind == "launch",
+        memory_bytes=spec.checkpoint.memory or 0,
+        memory_dir=os.path.normpath(spec.checkpoint.memory_dir) if spec.checkpoint.memory else "",
         setup=tuple(spec.setup),
         env={name: value for name, (value, _) in chosen.items()},
         unbuffered=spec.logs.unbuffered,

@@ -124,6 +124,7 @@ def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[
     replace_text(job.overrides, json.dumps(redact_webhook([*_overrides(job), *overrides], webhook)))
     if webhook and webhook != redact_url(kept_webhook):  # as it is kept in the earlier overrides
         replace_text(job.webhook, webhook, mode=credentials.PRIVATE_MODE)
+    credentials.write_peer_credentials(job.secrets, new)
     if file.spec.ssh.hosts_file not in (None, str(job.hosts_file)) and new.ssh is not None:
         copy_hosts_file(job, file)
     _write_scripts(new, job, job)

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.agent.host import setup_script
-from orchestrator.core import codec
+from orchestrator.agent.host import resources, setup_script
+from orchestrator.core import codec, host_facts
 from orchestrator.core.checkpoints import tree
 from orchestrator.core.errors import Fault, HostError, UserError
 from orchestrator.core.jobdir import home, start_folder
@@ -96,6 +96,7 @@ def refuse_too_many_ranks(file: SpecFile, plan: Plan) -> None:
 def refuse_missing(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> None:
     """Raise UserError for what the job's ranks need and this machine lacks, where they run here and no setup line may
     install it."""
+    refuse_lack_of_memory(file, plan)
     if file.spec.backend != "local" or file.spec.setup:
         return
     if fault := missing_interface(file.spec.rendezvous.interface, [name for _, name in socket.if_nameindex()]):
@@ -108,6 +109,20 @@ def refuse_missing(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> No
         fields = ("python", "entrypoint", "command", "launch")
         field = next(name for name in fields if getattr(file.spec, name))
         raise UserError(err.reason, file.where(field), "install it, or name another") from err
+
+
+def refuse_lack_of_memory(file: SpecFile, plan: Plan) -> None:
+    """Raise UserError for checkpoints that are to be in this machine's memory and do not fit there."""
+    if plan.backend != "local" or not plan.memory_bytes:
+        return
+    folder, nodes = resources.inspect_folder(plan.memory_dir), len(plan.nodes)
+    free = (folder.free_bytes, resources.available_bytes())
+    fault = folder.fault or host_facts.find_memory_shortage(plan.memory_bytes, nodes, plan.memory_dir, *free)
+    if not Path(plan.memory_dir).is_dir():
+        fault = f"{plan.memory_dir} is not a folder"
+    if fault:
+        fix = "lower checkpoint.memory, free some memory, or name another folder in checkpoint.memory_dir"
+        raise UserError(fault, file.where("checkpoint.memory"), fix)
 
 
 def refuse_foreign_syntax(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> None:

@@ -27,6 +27,7 @@ from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.agent_config import AgentConfig
 from orchestrator.supervisor import translation
 from orchestrator.supervisor.agent_connections import AgentConnections
+from orchestrator.supervisor.transfers import memory_copies
 from orchestrator.supervisor.transfers.checkpoint_tracker import CheckpointTracker
 from orchestrator.supervisor.transfers.completion import CheckpointGang
 
@@ -111,6 +112,10 @@ class Executor:
         self._connections = connections
         self._checkpoint_tracker = checkpoint_tracker
         checkpoint_tracker.is_remote = lambda node: self._is_remote(node, unknown=True)
+        self._memory = checkpoint_tracker.memory
+        self._memory.hosts = lambda: {
+            node: hello for node, hello in connections.hellos.items() if connections.is_connected(node)
+        }
         self._sending: dict[str, orders.Prepare] = {}  # by node, while its checkpoint is on the way
         self._mask = job_secrets.mask
         self.endpoint = ""
@@ -134,7 +139,7 @@ class Executor:
             case d.Launch(node=node):
                 return self._launch(node, now_s)
             case d.To(node=node, order=order):
-                self._give(node, order, gang)
+                self._give(node, order, gang, now_s)
             case d.CompareCheckpoint():
                 self._checkpoint_tracker.compare(now_s, decision)
             case d.EndJob():
@@ -152,10 +157,12 @@ class Executor:
                 pass  # facts already
         return []
 
-    def _give(self, node: str, order: orders.NodeOrder, gang: plan_types.Gang) -> None:
+    def _give(self, node: str, order: orders.NodeOrder, gang: plan_types.Gang, now_s: float) -> None:
         """Send an order to a node; one to prepare once the save to start from is there."""
         if isinstance(order, orders.Prepare):
-            if not self._begin_send(node, order):
+            if self._begin_restore(node, order, now_s):
+                self.send_copies(gang, now_s)
+            elif not self._begin_send(node, order):
                 number = order.resume.save if order.resume is not None else 0
                 is_first = node == gang[0][0]  # of those that see one disk, one compares
                 self._prepare(
@@ -173,6 +180,8 @@ class Executor:
 
     def _resume_checkpoint(self, node: str, resume: ResumePoint | None) -> Checkpoint | None:
         checkpoint = self._checkpoint_tracker.checkpoints.get(resume.save) if resume is not None else None
+        if checkpoint is not None and self._memory.holds(checkpoint):
+            return memory_copies.on_node(checkpoint, node)
         if checkpoint is None or not self._is_remote(node):
             return checkpoint
         return self._checkpoint_tracker.copies.locate_on_host(checkpoint, node, str(self._job_folder(node).root))
@@ -197,8 +206,22 @@ class Executor:
         self._sending[node] = order
         return True
 
+    def _begin_restore(self, node: str, order: orders.Prepare, now_s: float) -> bool:
+        """Begin to bring the checkpoint of an attempt into a node's memory from hosts; False where it does not come from there."""
+        checkpoint = self._checkpoint_tracker.checkpoints.get(order.resume.save) if order.resume is not None else None
+        is_begun = checkpoint is not None and self._memory.restore(now_s, checkpoint, node)
+        if is_begun:
+            self._sending[node] = order
+        return is_begun
+
+    def send_copies(self, gang: plan_types.Gang, now_s: float) -> None:
+        """Have agents copy checkpoints between memory and disks."""
+        for node, copy in self._memory.take_orders(now_s, tuple(name for name, _ in gang)):
+            self._connections.send(node, copy)
+
     def _cancel_sends(self, node: str) -> None:
         """Send nothing more to a node whose ranks are started: it could overwrite what they save."""
+        self._memory.cancel_restore(node)
         self._sending.pop(node, None)
         self._checkpoint_tracker.copies.end_sends(node)
 
@@ -232,19 +255,23 @@ class Executor:
     def finish_sends(self, gang: plan_types.Gang, now_s: float) -> list[e.Event]:
         """Prepare the nodes whose checkpoint has arrived; return those to which it could not be brought."""
         copies, failed = self._checkpoint_tracker.copies, list[e.Event]()
-        sent, copies.finished_sends = copies.finished_sends, []
+        restored, self._memory.finished_restores = self._memory.finished_restores, []
+        sent, copies.finished_sends = [*copies.finished_sends, *restored], []
         for node, why in sent:
             order = self._sending.pop(node, None)
             if order is None or order.resume is None:
                 continue
+            if (node, why) in restored and why and self._begin_send(node, order):
+                continue  # from here
             if why:
                 reason = f"{order.resume.path} could not be copied there: {why}"
                 failed.append(e.FromNode(now_s, node, reports.PrepareFailed(order.attempt, reason, "")))
             else:
                 self._prepare(node, order, gang, self._resume_checkpoint(node, order.resume))
-        for node, checkpoint in copies.discards:
-            self._connections.send(node, orders.Discard(checkpoint))
-        copies.discards.clear()
+        for discards in (copies.discards, self._memory.discards):
+            for node, checkpoint in discards:
+                self._connections.send(node, orders.Discard(checkpoint))
+            discards.clear()
         return failed
 
     def keep_reachable(self, nodes: Iterable[str]) -> None:
@@ -278,11 +305,14 @@ class Executor:
         resume = order.resume
         if resume is not None and not any(name == node for name, _ in gang):
             return  # it has lost its place during the transfer
-        if resume is not None and (located := self._resume_checkpoint(node, resume)) is not None:
+        located = self._resume_checkpoint(node, resume)
+        if resume is not None and located is not None:
             resume = dataclasses.replace(resume, path=located.path)
         full = translation.prepare_node(self._plan, node, order, gang, self._job_secrets)
+        if located is not None and self._memory.holds(located):
+            checkpoint = located
         full = dataclasses.replace(full, resume=resume, checkpoint=checkpoint)
-        if self._plan.ssh is not None:
+        if self._plan.ssh is not None or self._memory.is_used:
             torn = self._checkpoint_tracker.find_torn_on_host(node, order.attempt)
             full = dataclasses.replace(full, deep=self._checkpoint_tracker.deep, torn=torn)
         self._connections.send(node, full)

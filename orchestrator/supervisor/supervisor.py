@@ -178,9 +178,11 @@ class Supervisor:
         facts, now_s = self._brain.facts, self._brain.now_s()
         if facts.ended_at is None:
             return False
+        if self._checkpoint_tracker.is_saving:
+            self._transferred_s = now_s
         if self._requests.read_after(facts.last_request, now_s):
             return True
-        connected = any(self._connections.is_connected(node) for node in self._nodes)
+        connected = any(map(self._connections.is_connected, self._nodes)) or self._checkpoint_tracker.is_saving
         if not may_shut_down(facts.ended_at, self._transferred_s, connected, now_s):
             return False
         hosts = undismissed_hosts(facts, now_s)
@@ -221,6 +223,7 @@ class Supervisor:
             case reports.Hello():
                 self._heartbeats.reset(link_event.node)
                 self._brain.learn(translation.to_agent_up(self._plan, link_event, now_s))
+                self._checkpoint_tracker.memory.connected(now_s, link_event)
                 if link_event.ships:
                     self._connections.send(link_event.node, self._logs.resume_offsets(link_event.node))
             case AgentDropped(name, left):
@@ -256,6 +259,9 @@ class Supervisor:
                 self._checkpoint_tracker.enter_hashes(
                     now_s, report.node, translation.unpack_report(reports.CheckpointHashed, report)
                 )
+            case reports.CheckpointCopied.__name__:
+                copied = translation.unpack_report(reports.CheckpointCopied, report)
+                self._checkpoint_tracker.memory.enter_copied(now_s, report.node, copied)
             case reports.CheckpointsRead.__name__:
                 read = translation.unpack_report(reports.CheckpointsRead, report)
                 self._checkpoint_tracker.enter_reads(now_s, report.node, read, checkpoint_gang(self._brain.facts))
@@ -365,6 +371,7 @@ class Supervisor:
         for note in (*self._checkpoint_tracker.notes, *self._notifier.take_faults()):
             print(f"{status_object.iso(time.time())} {note}", flush=True)
         self._checkpoint_tracker.notes.clear()
+        self._executor.send_copies(current_gang(self._brain.facts), now_s)
         self._learn(self._executor.finish_sends(current_gang(self._brain.facts), now_s))
         if self._checkpoint_tracker.copies.has_transferred:
             self._transferred_s, self._checkpoint_tracker.copies.has_transferred = now_s, False

@@ -33,13 +33,16 @@ _REPORTS: dict[str, type[reports.NodeReport]] = codec.classes_by_kind(reports.No
 
 @dataclass(frozen=True, slots=True)
 class JobSecrets:
-    """Secrets of the job's own processes. `environment`: the submitter's environment; `webhook`: its address."""
+    """Secrets of the job's own processes. `environment`: the submitter's environment; `webhook`: its address; `peer_key`,
+    `peer_certificate`: of the agents among themselves, where checkpoints are written to memory."""
 
     token: str
     certificate: str
     environment: dict[str, str]
     secrets: dict[str, str]
     webhook: str = ""
+    peer_key: str = ""
+    peer_certificate: str = ""
 
     @property
     def mask(self) -> Mask:
@@ -58,8 +61,14 @@ def read_secrets(job: JobDir) -> JobSecrets:
         certificate=_read_private(certificate, str),
         environment=_read_private(job.secrets / "environment.json", texts),
         secrets=_read_private(job.secrets / "secrets.json", texts),
-        webhook=_read_private(job.webhook, str) if job.webhook.exists() else "",
+        webhook=_read_optional(job.webhook),
+        peer_key=_read_optional(job.secrets / "peer_key.pem"),
+        peer_certificate=_read_optional(job.secrets / "peer_certificate.pem"),
     )
+
+
+def _read_optional(path: Path) -> str:
+    return _read_private(path, str) if path.exists() else ""
 
 
 def _read_private(path: Path, parse: Callable[[str], T]) -> T:
@@ -146,6 +155,11 @@ def agent_config(plan: Plan, job: JobDir, job_secrets: JobSecrets, node: str, ad
         ships=ssh is not None,
         needs=_needs(pool.gpus_each, pool.ranks_each, slots) if pool and ssh else LeaseNeeds(0, 0, 0),
         allocated=plan.slurm is not None,
+        memory_bytes=plan.memory_bytes,
+        memory_dir=plan.memory_dir,
+        peer_key=job_secrets.peer_key,
+        peer_certificate=job_secrets.peer_certificate,
+        copy_mb_s=ssh.copy_mb_s if ssh is not None else None,
     )
 
 

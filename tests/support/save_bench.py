@@ -9,8 +9,9 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from orchestrator.agent.outputs.checkpoint_memory import CheckpointMemory
 from orchestrator.agent.outputs.checkpoint_scanner import CheckpointScanner, Hasher
 from orchestrator.agent.ranks import step_counter
 from orchestrator.agent.ranks.hook.layout import RING_STEPS, RING_WORD, STEP_FILE_MAGIC, STEP_FILE_VERSION
@@ -19,6 +20,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
 from orchestrator.core.wire.reports import CheckpointSeen, CheckpointsRead, ReliableReport
 from tests.support import fake_host
+from tests.support.fake_memory import FakeMemory
 from tests.support.saved_files import S, torch_save, write
 
 WAIT_S_MAX = 90.0
@@ -108,7 +110,7 @@ class Bench:
         return [report.main for report in self.seen]
 
 
-def bench(folder: Path, attempt: int = 1, **change: Any) -> Bench:
+def bench(folder: Path, attempt: int = 1, memory: FakeMemory | None = None, **change: Any) -> Bench:
     """Return a scanner that has not begun; `change`: of its agent's configuration."""
     job, wake = JobDir(folder), asyncio.Event()
     config = fake_host.config(**{"root": str(folder), "finds_checkpoints": True, "ships": False, **change})
@@ -130,9 +132,11 @@ def bench(folder: Path, attempt: int = 1, **change: Any) -> Bench:
         else:
             reports.append(one)
 
-    scanner = CheckpointScanner(config, Hasher(), report, notes.append, wake)
+    held = cast("CheckpointMemory | None", memory)
+    scanner = CheckpointScanner(config, Hasher(), report, notes.append, wake, held)
     ranks = NodeRanks(attempt, job, config.node, [process])
-    return Bench(scanner, ranks, run / "beat", job.checkpoints, wake, reports, beginnings, notes)
+    root = memory.folder if memory is not None else job.checkpoints
+    return Bench(scanner, ranks, run / "beat", root, wake, reports, beginnings, notes)
 
 
 def play(folder: Path, act: Callable[[Bench], Awaitable[None]], looks: bool = True, **change: Any) -> Bench:

@@ -81,4 +81,5 @@ class CheckSteps:
             gpu_fault=health.fault,
             xids=health.xids,
             program=program.probe_program(step, env) if step.program else None,
+            available_bytes=resources.available_bytes(),
         )

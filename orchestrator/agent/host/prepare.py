@@ -16,12 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.agent.host import rendezvous, setup_script
+from orchestrator.agent.outputs.checkpoint_memory import CheckpointMemory
 from orchestrator.agent.outputs.checkpoint_scanner import Hasher
 from orchestrator.agent.ranks import warm_start
-from orchestrator.agent.ranks.rank_start import NodeEnvironment, RankCall
+from orchestrator.agent.ranks.rank_start import NodeEnvironment, RankCall, RankStart
 from orchestrator.core import codec, observations
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.checkpoint import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.errors import Cancelled, HostError
 from orchestrator.core.host import hardware, interfaces, process_tags, procfs
 from orchestrator.core.jobdir import ownership
@@ -50,12 +52,14 @@ class Preparation:
         report: Callable[[reports.ReliableReport], None],
         note: Callable[[str], None],
         launch: Callable[[NodePlan, EnvLayers], None],
+        memory: CheckpointMemory | None = None,
     ) -> None:
         """`environ` is the agent's own environment, the base of the ranks' unless the submitter's is; `note` writes to the
         node's log, from any thread; `launch` runs the script of an order, and `called` follows for each launcher that it calls."""
         self._note = note
         self._launch = launch
         self._call = 0
+        self._memory = memory
         self._config = config
         self._job = JobDir.at(config.root)
         self._incarnation = incarnation
@@ -64,6 +68,8 @@ class Preparation:
         self._report = report
         self._setup: setup_script.SetupRun | None = None
         self._order: orders.PrepareNode | None = None
+        # Of that order: with the path that the checkpoint has in memory, if it is there
+        self._resume: ResumePoint | None = None
         # The environment that setup lines made, by the lines: of the last that ran.
         self._setup_env: dict[tuple[str, ...], dict[str, str]] = {}
         # What the setup lines have left running, such as a mounted file system: it is there for all attempts.
@@ -104,6 +110,14 @@ class Preparation:
             at, self.layers, (*decided, *more), self._program, self._config.tag, self._submitted_from()
         )
 
+    def rank_starts(
+        self, order: orders.Start, call: RankCall | None, more: tuple[Setting, ...]
+    ) -> tuple[NodeEnvironment, tuple[RankStart, ...]]:
+        """Return the ranks that an order starts, and what their environments are made of. `call`: the launcher call of a script."""
+        interface = order.interface or ("lo" if order.address == "127.0.0.1" else "")
+        environment = self.environment(interface, self._job.evidence(order.attempt), more)
+        return environment, environment.rank_starts((order.address, order.port), call)
+
     def _submitted_from(self) -> str:
         """Return the folder that the job was submitted from, where this node has it; empty where it has not, or that is not known."""
         with contextlib.suppress(OSError, codec.CodecError, KeyError):
@@ -115,8 +129,9 @@ class Preparation:
         return ""
 
     def _node_plan(self, order: orders.PrepareNode) -> NodePlan:
-        path, step = (order.resume.path, order.resume.step) if order.resume is not None else ("", None)
-        return NodePlan(order.plan, self._job, self._config.node, order.attempt, order.nodes, path, step)
+        path, step = (self._resume.path, self._resume.step) if self._resume is not None else ("", None)
+        folder = str(self._memory.folder) if self._memory is not None else ""
+        return NodePlan(order.plan, self._job, self._config.node, order.attempt, order.nodes, path, step, folder)
 
     @property
     def save_signal(self) -> str:
@@ -142,7 +157,7 @@ class Preparation:
         if self._awaiting_folder is not None and self._awaiting_folder[0] == order and not self._job.root.exists():
             return  # the same, while the job's folder is missing
         self.release()
-        self._order, self._call = order, 0
+        self._order, self._resume, self._call = order, order.resume, 0
         self._awaiting_folder = None
         if not self._job.root.exists():
             self._note(f"{self._job.root} does not exist: waiting for it, up to {FOLDER_S_MAX:g} s")
@@ -252,7 +267,7 @@ class Preparation:
 
     def _check_resume(self, order: orders.PrepareNode) -> None:
         """Move torn checkpoints out of the way, and compare the checkpoint to resume from on this host; then finish."""
-        if order.checkpoint is None and not order.torn:
+        if order.checkpoint is None and not order.torn and self._memory is None:
             self._make_ready(order)
         else:
             self._verify_task = asyncio.get_running_loop().create_task(self._verify(order))
@@ -260,29 +275,61 @@ class Preparation:
     async def _verify(self, order: orders.PrepareNode) -> None:
         self._hasher.is_unthrottled = True
         try:
-            fault = await asyncio.wrap_future(self._hasher.run(lambda pace: self._compare_checkpoint(order, pace)))
+            done = await asyncio.wrap_future(self._hasher.run(lambda pace: self._open_checkpoint(order, pace)))
         except Cancelled:
             return
+        except OSError as err:  # of the folder in memory
+            self._verify_task = None
+            reason = f"checkpoints cannot be put into memory: {err.strerror}: {err.filename}"
+            self._report(reports.PrepareFailed(order.attempt, reason, ""))
+            return
         self._verify_task = None
+        fault, self._resume = done
         if fault:
             reason = f"the checkpoint to resume from is not complete on this host: {fault}"
-            is_copy = order.checkpoint is not None and order.checkpoint.locations[0].host
+            is_copy = (
+                order.checkpoint is not None and order.checkpoint.locations[0].host and self._resume is order.resume
+            )
             number = order.checkpoint.number if order.checkpoint is not None and not is_copy else 0
             self._report(reports.PrepareFailed(order.attempt, reason, "", number))
         else:
             self._make_ready(order)
 
+    def _open_checkpoint(self, order: orders.PrepareNode, pace: disk.Pace) -> tuple[str, ResumePoint | None]:
+        """Return how the checkpoint to resume from differs here from the ledger, empty for nothing; and what ranks resume from. Of a
+        job with checkpoints in memory that is there, unless it lies elsewhere than at `checkpoint.path`."""
+        checkpoint, resume, memory = order.checkpoint, order.resume, self._memory
+        if memory is None:
+            return self._compare_checkpoint(order, pace), resume
+        is_in_memory = checkpoint is not None and checkpoint.locations[0].is_memory
+        on_disk = replace(order, checkpoint=None) if is_in_memory else order
+        if fault := self._compare_checkpoint(on_disk, pace):
+            return fault, resume
+        name = os.path.relpath(resume.path, self._job.checkpoints) if resume is not None else ".."
+        is_here = is_in_memory or name.partition("/")[0] not in ("..", disk.KEPT_FOLDER)
+        opened = memory.open(checkpoint if is_here else None)
+        if resume is not None and opened is not None and opened is not checkpoint:
+            resume = replace(resume, path=opened.path)
+        elif resume is not None and opened is None and is_here and (memory.folder / name).exists():
+            resume = replace(resume, path=str(memory.folder / name))
+        in_memory = replace(order, checkpoint=opened, torn=(), deep=order.deep and is_in_memory)
+        return self._compare_checkpoint(in_memory, pace), resume
+
     def _compare_checkpoint(self, order: orders.PrepareNode, pace: disk.Pace) -> str:
         """Return how the checkpoint to resume from differs here from the ledger; empty for nothing."""
+        on_disk = () if self._memory is None else (self._job.checkpoints,)
         for checkpoint in order.torn:
-            for name, to in disk.quarantine(Path(checkpoint.locations[0].root), checkpoint):
-                self._note(f"{name} is torn ({checkpoint.why}): moved to {to}")
+            for root in (Path(checkpoint.locations[0].root), *on_disk):
+                for name, to in disk.quarantine(root, checkpoint):
+                    self._note(f"{name} is torn ({checkpoint.why}): moved to {to}")
         if order.checkpoint is None:
             return ""
-        if Path(os.path.realpath(order.checkpoint.path)).is_relative_to(os.path.realpath(self._job.root)):
-            for name, to in disk.quarantine_unfinished(
-                Path(order.checkpoint.locations[0].root), order.checkpoint, order.attempt - 1
-            ):
+        root = Path(order.checkpoint.locations[0].root)
+        is_in_memory = self._memory is not None and root == self._memory.folder
+        if is_in_memory or Path(os.path.realpath(order.checkpoint.path)).is_relative_to(
+            os.path.realpath(self._job.root)
+        ):
+            for name, to in disk.quarantine_unfinished(root, order.checkpoint, order.attempt - 1):
                 self._note(f"{name} is torn (has no file yet): moved to {to}")
         comparison = disk.compare(order.checkpoint, deep=order.deep, pace=pace)
         if comparison.fault and not comparison.is_unsure and order.checkpoint.locations[0].host:
@@ -337,6 +384,8 @@ class Preparation:
         """Report that the node is ready."""
         port = port_socket.getsockname()[1] if port_socket is not None else 0
         self.ready = reports.Prepared(order.attempt, "", port, self._listen(port_socket, order), self._call)
+        if self._memory is not None:
+            self.ready = replace(self.ready, memory_fault=self._memory.fault)
         self._report(self.ready)
 
     def _listen(self, port_socket: socket.socket | None, order: orders.PrepareNode) -> tuple[observations.Address, ...]:

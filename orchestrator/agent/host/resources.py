@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import resource
 import socket
 import tempfile
@@ -30,6 +31,13 @@ _V1_UNLIMITED = 1 << 60
 def memory_bytes() -> int:
     """Return the size of this host's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def available_bytes() -> int:
+    """Return how much memory new programs have here at most, UNKNOWN if the kernel does not say."""
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", procfs.read_text(Path("/proc/meminfo")), re.MULTILINE)
+    known = [int(match[1]) << 10] if match else []
+    return min((one for one in (*known, cgroup_bytes()) if one != UNKNOWN), default=UNKNOWN)
 
 
 def cgroup_bytes() -> int:

@@ -229,7 +229,7 @@ class LaunchScript:
             program = str(cwd / first)
         if not program:
             raise UserError(f"{call.launcher}: there is no {first or 'python'} on this node")
-        values = placeholders.values_from_environment(request.env)
+        values = placeholders.values_from_environment(request.env, str(self._node_plan.job.root))
         words = [placeholders.fill(word, values) for word in call.words]
         argv = (program, *(words if call.is_python else words[1:]))
         limits = spawn.read_limits(_peer_credentials(writer)[0])

@@ -37,6 +37,15 @@ class CheckpointFolders:
         leaves = glob if root == job.code else ""
         start = CheckpointWatch(job.code, "*", START_PREFIX, WrittenFolders(job.code), leaves)
         self.watches = [CheckpointWatch(root, glob), start]
+        # Where checkpoints are without memory
+        self._disk_names: tuple[str, ...] = ()
+
+    def use_memory(self, folder: Path) -> None:
+        """Watch a folder in memory, from which links lead to the disk, in place of that of `checkpoint.path`."""
+        first = self.watches[0]
+        if first.root != folder:
+            self._disk_names = self._disk_names or _root_names(first)
+            self.watches[0] = CheckpointWatch(folder, first.glob, disk_folder=Path(self._disk_names[-1]))
 
     def begin(self, attempt: int) -> None:
         """Begin an attempt: files that exist now belong to earlier ones."""
@@ -75,7 +84,7 @@ class CheckpointFolders:
         """Return a file as the supervisor knows it: relative to the checkpoints' folder, or with `START` to where ranks start, or
         absolute."""
         for watch in self.watches[:2]:
-            for root in _root_names(watch):
+            for root in (*_root_names(watch), *(() if watch.prefix else self._disk_names)):
                 name = path.removeprefix(f"{root}/")
                 if name != path and (watch.prefix or tree.matches_glob(name, watch.glob)):
                     return f"{watch.prefix}{name}"

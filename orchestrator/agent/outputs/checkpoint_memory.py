@@ -238,7 +238,8 @@ class CheckpointMemory:
     def _evict(self) -> None:
         """Make room: numbered files that are on the disk become links to it, but for the newest."""
         host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        is_low = min(find_rooms(self._base)) < PRESSURE_SHARE * host_bytes
+        free_bytes, _, *groups_bytes = find_rooms(self._base)
+        is_low = min((free_bytes, *groups_bytes)) < PRESSURE_SHARE * host_bytes
         kept = 0 if is_low or used_bytes(self.folder) > self._config.memory_bytes else NUMBERS_KEPT
         numbers = sorted(number for number, order in self._stored.items() if not order.is_overwritten)
         for number in numbers[: len(numbers) - kept]:

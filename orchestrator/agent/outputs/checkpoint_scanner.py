@@ -3,7 +3,7 @@
 It scans `checkpoint.path`, the ranks' working folder, and other folders in which a rank's hook has seen writes. Scans and the
 reading of formats run in a thread, so neither heartbeats nor orders wait for a slow disk or 100,000 files. Slow scans are
 rarer. Of the agents that share a disk only one scans: the one that holds the lock. Its state is in the lock's file, so that
-the next agent can report what the last one has not finished.
+the next agent can report what the last one has not finished. Checkpoints in memory are scanned by each agent in its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from orchestrator.agent.outputs import checkpoint_folders
 from orchestrator.agent.outputs.checkpoint_folders import CheckpointFolders
@@ -27,13 +27,16 @@ from orchestrator.agent.ranks import step_counter
 from orchestrator.agent.ranks.processes import NodeRanks
 from orchestrator.core import codec
 from orchestrator.core.checkpoints import disk
-from orchestrator.core.checkpoints.checkpoint import Checkpoint, HostPart
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointFile, HostPart
 from orchestrator.core.errors import Cancelled
 from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import reports
 from orchestrator.core.wire.agent_config import AgentConfig
+
+if TYPE_CHECKING:
+    from orchestrator.agent.outputs.checkpoint_memory import CheckpointMemory
 
 SCAN_S = 1.0
 SCAN_SHARE_MAX = 0.05
@@ -56,6 +59,8 @@ LOCK_FILE = "checkpoints.lock"
 
 
 _WatchChange: TypeAlias = tuple[CheckpointWatch, GroupChange]
+_Hashed: TypeAlias = tuple[CheckpointFile, ...] | None
+T = TypeVar("T")
 
 
 class Hasher:
@@ -67,7 +72,7 @@ class Hasher:
         self._ahead_s = 0.0
         self.is_unthrottled = False
 
-    def run(self, read: Callable[[disk.Pace], object]) -> concurrent.futures.Future[object]:
+    def run(self, read: Callable[[disk.Pace], T]) -> concurrent.futures.Future[T]:
         """Begin `read`, which is called with what paces it."""
         return self._thread.submit(read, self._pace)
 
@@ -93,8 +98,10 @@ class CheckpointScanner:
         report: Callable[[reports.ReliableReport], None],
         note: Callable[[str], None],
         wake: asyncio.Event,
+        memory: CheckpointMemory | None = None,
     ) -> None:
         """`wake` is set when a thread has found or hashed something."""
+        self._memory = memory
         self._job = JobDir.at(config.root)
         self._node = config.node
         self._report = report
@@ -106,15 +113,17 @@ class CheckpointScanner:
         self._has_reported_reads = False
         # Hosts that share nothing but an absolute path: there the host of rank 0 scans.
         self._is_absolute_path = config.ships and Path(config.checkpoint_glob).is_absolute()
-        self._may_scan = self._scans = config.finds_checkpoints or config.ships
+        self._may_scan = self._scans = self._scans_disk = config.finds_checkpoints or config.ships
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "looks")
+        if memory is not None:
+            memory.submit = self._thread.submit
         self._begin_future: concurrent.futures.Future[None] | None = None
         self._scan_future: concurrent.futures.Future[list[_WatchChange]] | None = None
         self._is_last = False
         self._began_s = self._due_s = 0.0
         self._finish_by_s: float | None = None
         self._lock_fd: int | None = None
-        self._hash_futures: list[tuple[reports.CheckpointSeen, concurrent.futures.Future[object]]] = []
+        self._hash_futures: list[tuple[reports.CheckpointSeen, concurrent.futures.Future[_Hashed]]] = []
         self._noted_fault = ""
         self._dump_future: concurrent.futures.Future[None] | None = None
         self.scans_done = 0
@@ -155,14 +164,17 @@ class CheckpointScanner:
     def _load(self) -> bool:
         """Continue where the last agent of this disk stopped; return whether its state was found."""
         with contextlib.suppress(OSError, codec.CodecError, ValueError, KeyError, TypeError):
-            self._folders.load(ownership.read_regular(self._job.root / LOCK_FILE))
+            self._folders.load(ownership.read_regular(self._lock_file))
             return True
         return False
 
     def begin(self, attempt: int, scans: bool = True) -> None:
         """Begin an attempt. `scans`: whether this agent scans for its checkpoints."""
         self._rank_files, self._has_reported_reads = RankFiles(self._folders.resolve_link), False
-        self._scans = self._may_scan and scans
+        self._scans = self._scans_disk = self._may_scan and scans
+        if self._memory is not None:
+            self._folders.use_memory(self._memory.folder)
+            self._scans = True
         self._finish_by_s, self._is_last, self.scans_done = None, False, 0
         self._hasher.is_unthrottled = False
         if self._scans and self._acquire():
@@ -203,7 +215,15 @@ class CheckpointScanner:
 
     def discard(self, checkpoint: Checkpoint) -> None:
         """Delete a checkpoint that the supervisor does not keep."""
-        self._thread.submit(disk.delete_checkpoint, checkpoint, Path(checkpoint.locations[0].root))
+        root = Path(checkpoint.locations[0].root)
+        if self._memory is not None and root.is_relative_to(self._memory.folder.parent):
+            self._memory.discard(checkpoint)
+        else:
+            self._thread.submit(disk.delete_checkpoint, checkpoint, root)
+
+    def memory_full_text(self) -> str:
+        """Return how full the folder for checkpoints in memory is, in a phrase; empty where it has room, or there is none."""
+        return self._memory.full_text() if self._memory is not None else ""
 
     def close(self) -> None:
         """End the threads."""
@@ -230,6 +250,8 @@ class CheckpointScanner:
         watches = self._folders.assign_files(self._rank_files.written, ranks.attempt, finds_more=has_first)
         if self._is_absolute_path and not has_first:
             watches = [(watch, own) for watch, own in watches if watch.prefix]
+        if not self._scans_disk:
+            watches = watches[:1]
         self._scan_future = self._thread.submit(_scan_watches, watches, moment)
         self._wake_after(self._scan_future)
 
@@ -299,7 +321,7 @@ class CheckpointScanner:
         for seen, future in done:
             with contextlib.suppress(OSError, Cancelled, concurrent.futures.CancelledError):
                 pieces = future.result()
-                if isinstance(pieces, tuple):
+                if pieces is not None:
                     self._report(reports.CheckpointHashed(seen.attempt, seen.key, pieces))
 
     def _is_scanner(self, ranks: NodeRanks) -> bool:
@@ -322,10 +344,14 @@ class CheckpointScanner:
         self._begin_future = self._thread.submit(begin)
         self._wake_after(self._begin_future)
 
+    @property
+    def _lock_file(self) -> Path:
+        return (self._memory.folder.parent if self._memory is not None else self._job.root) / LOCK_FILE
+
     def _acquire(self) -> bool:
         if self._lock_fd is None:
             with contextlib.suppress(OSError):
-                fd = locks.open_file(self._job.root / LOCK_FILE)
+                fd = locks.open_file(self._lock_file)
                 if locks.acquire(fd, 0.0):
                     self._lock_fd = fd
                 else:

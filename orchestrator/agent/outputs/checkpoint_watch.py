@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 from orchestrator.agent.outputs.written_folders import WrittenFolders
 from orchestrator.core import codec
-from orchestrator.core.checkpoints import file_groups, tree, validation
+from orchestrator.core.checkpoints import disk, file_groups, tree, validation
 from orchestrator.core.checkpoints.checkpoint import CheckpointFile, CompletionReason, GroupReading
 
 SILENT_S = 2.0
@@ -108,13 +108,15 @@ class _FinishedGroup:
 @dataclass(slots=True)
 class CheckpointWatch:
     """The files of one folder as they were last seen. `folders`: how it is scanned if it holds much else; else files count
-    that fit `glob`. `excluded_glob`: the glob of files that another watch has."""
+    that fit `glob`. `excluded_glob`: the glob of files that another watch has. `disk_folder`: of a folder in memory, the one on disk to
+    which links replace its older files."""
 
     root: Path
     glob: str
     prefix: str = ""
     folders: WrittenFolders | None = None
     excluded_glob: str = ""
+    disk_folder: Path | None = None
     attempt: int = 0
     baseline: dict[str, FileStamp] = field(default_factory=dict)
     reported: dict[str, tuple[CheckpointFile, ...]] = field(default_factory=dict)
@@ -135,7 +137,7 @@ class CheckpointWatch:
 
     def begin(self, attempt: int) -> None:
         """Begin an attempt: files that exist now belong to earlier ones."""
-        listing = self.folders.begin() if self.folders is not None else tree.scan(self.root, self.glob)
+        listing = self.folders.begin() if self.folders is not None else self._scan_files()
         self.attempt = attempt
         self.baseline = {name: _file_stamp(piece) for name, piece in listing.files.items()}
         self.reported, self.last_complete, self.seen, self.stepless_groups = {}, {}, {}, {}
@@ -213,13 +215,24 @@ class CheckpointWatch:
     def _list_files(self, written: Mapping[str, int]) -> tree.Tree:
         """Return the files that exist; those that become visible only now are old, unless a rank has written them."""
         if self.folders is None:
-            return tree.scan(self.root, self.glob)
+            return self._scan_files()
         listing, appeared = self.folders.scan(written)
         if self.excluded_glob:
             listing.files = {
                 name: one for name, one in listing.files.items() if not tree.matches_glob(name, self.excluded_glob)
             }
         self.baseline |= {name: _file_stamp(listing.files[name]) for name in appeared if name in listing.files}
+        return listing
+
+    def _scan_files(self) -> tree.Tree:
+        """Return the files that match the glob. A reported file is the same behind a link to a disk that keeps only whole seconds."""
+        listing = tree.scan(self.root, self.glob, self.disk_folder)
+        if self.disk_folder is not None:
+            reported = {piece.name: piece for pieces in self.reported.values() for piece in pieces}
+            for name, now in listing.files.items():
+                piece = reported.get(name, now)
+                if now.size_bytes == piece.size_bytes and disk.is_same_time(now.mtime_ns, piece.mtime_ns):
+                    listing.files[name] = piece
         return listing
 
     def _make_change(self, finished: _FinishedGroup, listing: tree.Tree) -> GroupChange:

@@ -19,10 +19,12 @@ from orchestrator.agent.host.hook_files import install_hook
 from orchestrator.agent.host.node_log import NodeLog
 from orchestrator.agent.host.prepare import Preparation
 from orchestrator.agent.numbers.rank_metrics import NodeMetrics
+from orchestrator.agent.outputs.checkpoint_memory import CheckpointMemory
 from orchestrator.agent.outputs.checkpoint_scanner import CheckpointScanner, Hasher
 from orchestrator.agent.outputs.log_shipper import LogShipper
 from orchestrator.agent.process.attempt import NodeAttempt
-from orchestrator.agent.process.lost_supervisor import AgentFence, LostSupervisor, NewerAllocation, no_contact_s_max
+from orchestrator.agent.process.departure import Departure
+from orchestrator.agent.process.lost_supervisor import AgentFence, watch_allocation
 from orchestrator.agent.process.supervisor_link import SupervisorLink
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal
@@ -62,36 +64,34 @@ class Agent:
         self._pulse = pulse
         self._job = JobDir.at(config.root)
         self._node_log = NodeLog(self._job, config.node)
+        self._latest_attempt = 0  # the highest attempt named in any order
         self._incarnation = f"{procfs.boot_id()[:8]}-{os.getpid()}-{time.monotonic_ns()}"
-        launcher, self._lost_supervisor = "", None
-        if config.allocated:
-            launcher = environ.get(step_env.LAUNCHER_ADDRESS, "")
-            newer = NewerAllocation(self._job.allocation, environ)
-            assert config.fence_s is not None, "a node of Slurm is not the supervisor's own machine"
-            self._lost_supervisor = LostSupervisor(environ, newer, config.fence_s, self._note)
-            environ = step_env.job_env(environ)
+        self._lost_supervisor = watch_allocation(config, environ, self._note)
+        launcher = environ.get(step_env.LAUNCHER_ADDRESS, "") if config.allocated else ""
+        environ = step_env.job_env(environ) if config.allocated else environ
         self._link = SupervisorLink(config, self._hello, self._obey, launcher)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
-        hasher = Hasher()
-        self._preparation = Preparation(
-            config, self._incarnation, environ, hasher, self._link.report, self._note, self._launch
-        )
-        self._scanner = CheckpointScanner(config, hasher, self._link.report, self._note, self._wake)
+        hasher, report, note, memory = Hasher(), self._link.report, self._note, None
+        if config.memory_bytes:
+            memory = CheckpointMemory(config, self._job, report, note, self._wake_soon)
+        self._memory = memory
+        self._preparation = Preparation(config, self._incarnation, environ, hasher, report, note, self._launch, memory)
+        self._scanner = CheckpointScanner(config, hasher, report, note, self._wake, memory)
         self._numbers = NodeMetrics()
         self._shipper = LogShipper(self._job, config.node, self._link.send_chunk, self._note)
+        self._departure = Departure(self._job, self._link, self._shipper if config.ships else None, memory)
         self._attempt: NodeAttempt | None = None
         self._waiting_order: orders.PrepareNode | orders.Stop | None = None  # for the end of an older attempt
         self._waiting_start: orders.Start | None = None  # its ranks wait for a full disk
         self._last_stop = 0  # the latest attempt that was ordered to stop
-        self._latest_attempt = 0  # the highest attempt named in any order
         self._beat_due_s = 0.0
         self._fence = AgentFence(config.fence_s, config.disconnected_timeout_s)
         self._leaving = False
-        self._dismissed_at: float | None = None
 
     async def run(self) -> int:
         """Serve until dismissed; return the exit code."""
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         for signum in _END_SIGNALS:
             loop.add_signal_handler(signum, self._end_by_signal, signum)
@@ -104,7 +104,7 @@ class Agent:
             await asyncio.wait([beginning], timeout=IDLE_TICK_S)
         beginning.result()
         dialing = asyncio.create_task(self._link.run())
-        while not (self._leaving and self._ranks is None and self._has_shipped):
+        while not (self._leaving and self._ranks is None and self._departure.is_ready(self._growing_attempts)):
             assert not dialing.done(), f"dialling ended: {dialing}"
             self._wake.clear()
             self._tick(time.monotonic())
@@ -112,10 +112,8 @@ class Agent:
                 await asyncio.wait_for(self._wake.wait(), self._pause_s())
         dialing.cancel()
         self._preparation.close()
+        self._departure.finish()
         self._scanner.close()
-        if self._dismissed_at is not None:
-            self._link.say_goodbye()
-        self._link.close()
         await asyncio.sleep(0)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a signal while the loop closes prints a warning
         for signum in _END_SIGNALS:
@@ -138,6 +136,7 @@ class Agent:
     def _end_by_signal(self, signum: int) -> None:
         """Stop the ranks and leave: a signal ends this agent, or its monitor died."""
         self._note(f"ended by signal {signum}")
+        self._departure.note_signal()
         self._leave()
 
     def _forward_term(self) -> None:
@@ -150,6 +149,12 @@ class Agent:
         if self._ranks is not None:
             self._ranks.stop(grace_s, "ended")
         self._wake.set()
+
+    def _wake_soon(self) -> None:
+        """Wake the loop, from any thread."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._wake.set)
 
     def _ends_with_agent(self, ranks: NodeRanks) -> bool:
         """Return whether these ranks end because the agent was ended: only the agent's end is reported then."""
@@ -168,6 +173,8 @@ class Agent:
             incarnation=self._incarnation, host=socket.gethostname(), pid=os.getpid(), running=ranks.attempt if ranks else 0,
             ready=ready.attempt, address=ready.address, port=ready.port, ranks=seen, pending=pending,
             root=self._config.root, ships=self._config.ships, gpus=self._config.gpus,
+            memory_addresses=self._memory.addresses if self._memory else (),
+            is_memory_empty=bool(self._memory and self._memory.is_empty),
         )  # fmt: skip
 
     def _obey(self, order: orders.Order) -> None:
@@ -175,7 +182,7 @@ class Agent:
         self._wake.set()
         match order:
             case orders.Dismiss():
-                self._dismissed_at = self._dismissed_at or time.monotonic()
+                self._departure.dismiss()
                 self._leave()
             case orders.ResumeOffsets():
                 if self._config.ships:
@@ -184,6 +191,9 @@ class Agent:
                 self._shipper.acknowledge(order)
             case orders.Discard():
                 self._scanner.discard(order.checkpoint)
+            case orders.CopyCheckpoint():
+                assert self._memory is not None, "ordered of agents with memory"
+                self._memory.copy(order)
             case _:
                 self._obey_for_attempt(order)
 
@@ -255,10 +265,7 @@ class Agent:
             return
         prepared, attempt = self._preparation, script_attempt or self._new_attempt(order.attempt)
         trainer_settings = self._numbers.reports.settings(self._job.node(self._config.node), prepared.layers.given)
-        evidence = self._job.evidence(order.attempt)
-        interface = order.interface or ("lo" if order.address == "127.0.0.1" else "")
-        environment = prepared.environment(interface, evidence, trainer_settings)
-        starts = environment.rank_starts((order.address, order.port), attempt.ranks.call)
+        environment, starts = prepared.rank_starts(order, attempt.ranks.call, trainer_settings)
         try:
             attempt.ranks.make_files(starts)
         except OSError as err:
@@ -315,13 +322,13 @@ class Agent:
         self._pulse()
         self._preparation.poll()
         self._scanner.poll()
+        if self._memory is not None:
+            self._memory.poll()
         self._numbers.gpus.report_states(now_s, self._latest_attempt, self._link.report)
         if self._waiting_start is not None:
             self._start(self._waiting_start)
         if attempt is None:
-            is_abandoned = no_contact_s > no_contact_s_max(self._link.has_pending)
-            is_over = not self._link.connected and self._job.ended.exists()
-            self._leaving = self._leaving or is_abandoned or is_over
+            self._leaving = self._leaving or self._departure.is_due(no_contact_s)
         else:
             self._tick_attempt(attempt, now_s)
         lost_supervisor = self._lost_supervisor
@@ -356,7 +363,7 @@ class Agent:
         if not self._scanner.is_finishing and not ranks.continue_stop(self._preparation.pids):
             return False
         # An agent ended by a signal has no time to hash checkpoints.
-        is_signalled = self._leaving and self._dismissed_at is None
+        is_signalled = self._leaving and self._departure.dismissed_at is None
         return self._scanner.finish(ranks, now_s) or is_signalled
 
     def _finish_attempt(self, attempt: NodeAttempt) -> None:
@@ -378,12 +385,6 @@ class Agent:
         """The attempts whose files still grow on this node."""
         running = self._ranks.attempt if self._ranks is not None else self._latest_attempt
         return tuple(dict.fromkeys((running, self._latest_attempt)))
-
-    @property
-    def _has_shipped(self) -> bool:
-        if not self._config.ships or self._dismissed_at is None:
-            return True
-        return self._shipper.is_done(self._growing_attempts, self._dismissed_at, self._link.disconnected_s)
 
     def _note(self, text: str) -> None:
         """Write a line to the node's log of the latest attempt; a deleted job folder must not come back."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from orchestrator.agent.hang.inspector import Inspector
 from orchestrator.agent.launch import gangs
@@ -115,6 +116,7 @@ class NodeAttempt:
         self._note(f"rank {report.rank} (pid {pid}) ended with {how}")
         if exit_code and not report.ordered:
             self.ranks.metrics.gpus.note_bad_exit()
+            report = replace(report, memory_full=self._scanner.memory_full_text())
         if is_reported:
             self._report(report)
         if self._script is not None:

@@ -20,8 +20,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from orchestrator.agent.ranks.processes import NodeRanks
+from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.slurm import scontrol, step_env
 from orchestrator.core.wire import orders
+from orchestrator.core.wire.agent_config import AgentConfig
 
 DISCONNECTED_S = 90.0
 """For how long ranks must have made steps without contact until their supervisor counts as disconnected. It has ended a
@@ -162,6 +164,17 @@ class LostSupervisor:
         refusal = scontrol.run_scontrol("requeue", self._job_id)[1]
         outcome = f"cannot be requeued: {refusal}" if refusal else "is requeued"
         self._note(f"{job['BatchHost']} is lost, and the supervisor with it: Slurm job {self._job_id} {outcome}")
+
+
+def watch_allocation(
+    config: AgentConfig, environ: Mapping[str, str], note: Callable[[str], None]
+) -> LostSupervisor | None:
+    """Return the checks of an agent that runs in a Slurm step, with its environment; None for any other agent."""
+    if not config.allocated:
+        return None
+    assert config.fence_s is not None, "a node of Slurm is not the supervisor's own machine"
+    newer = NewerAllocation(JobDir.at(config.root).allocation, environ)
+    return LostSupervisor(environ, newer, config.fence_s, note)
 
 
 def _start_thread(target: Callable[[], None], name: str) -> threading.Thread | None:

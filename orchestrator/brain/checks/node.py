@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.brain.checks.finding import Finding, error, format_size, warning
-from orchestrator.core.host_facts import UNKNOWN, UNLIMITED, FolderFacts, HostFacts, ProgramFacts
+from orchestrator.core.host_facts import (
+    UNKNOWN,
+    UNLIMITED,
+    FolderFacts,
+    HostFacts,
+    ProgramFacts,
+    find_memory_shortage,
+)
 
 KERNEL_MIN = (5, 5)
 """Accelerate warns that older kernels can make a job hang."""
@@ -39,6 +46,9 @@ class JobNeeds:
     has_setup: bool
     # Size of its last checkpoint, UNKNOWN without one
     checkpoint_bytes: int
+    # How much of its memory checkpoints take, and in which folder; 0: none
+    memory_bytes: int = 0
+    memory_dir: str = ""
 
 
 def findings(name: str, facts: HostFacts, job: JobNeeds) -> Iterator[Finding]:
@@ -46,7 +56,8 @@ def findings(name: str, facts: HostFacts, job: JobNeeds) -> Iterator[Finding]:
     if facts.program is not None:
         yield from _program(name, facts.program, facts, job)
     for folder in facts.folders:
-        yield from _folder(name, folder, job)
+        is_memory = folder.path == job.memory_dir
+        yield from (_memory(name, folder, facts, job) if is_memory else _folder(name, folder, job))
     yield from _resources(name, facts, job)
     yield from _gpus(name, facts)
 
@@ -103,6 +114,15 @@ def _folder(name: str, folder: FolderFacts, job: JobNeeds) -> Iterator[Finding]:
     if UNKNOWN != folder.free_inodes < INODES_MIN:
         found = f"{folder.free_inodes} more files fit into {folder.path}: its disk is out of inodes"
         yield warning("disk", [name], found, "remove files there, or name another disk")
+
+
+def _memory(name: str, folder: FolderFacts, facts: HostFacts, job: JobNeeds) -> Iterator[Finding]:
+    """Yield why checkpoints cannot be in the node's memory."""
+    free = (folder.free_bytes, facts.available_bytes)
+    fault = folder.fault or find_memory_shortage(job.memory_bytes, 1, folder.path, *free)
+    if fault:
+        fix = "lower checkpoint.memory, free some memory there, or name another folder in checkpoint.memory_dir"
+        yield warning("memory", [name], f"checkpoints would be written to disk: {fault}", fix)
 
 
 def _resources(name: str, facts: HostFacts, job: JobNeeds) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from orchestrator.brain.scheduling.checkpoint_trust import (
     no_attempt_reason,
 )
 from orchestrator.core.backoff import Backoff
+from orchestrator.core.checkpoints.checkpoint import CheckpointState
 
 RESTART_REQUESTED = "a restart requested by the user"
 RESUME_REQUESTED = "resumed by the user"
@@ -61,7 +62,9 @@ def waits_for_checkpoint(facts: Facts, attempt: AttemptFacts, deadlines: Deadlin
     coming = [
         checkpoint
         for checkpoint in facts.checkpoints.values()
-        if checkpoint.is_in_transit and checkpoint.attempt == attempt.number
+        if checkpoint.is_in_transit
+        and checkpoint.state is CheckpointState.OPEN  # a complete one in memory is used from there
+        and checkpoint.attempt == attempt.number
     ]
     sending = [
         checkpoint

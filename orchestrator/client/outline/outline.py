@@ -15,6 +15,7 @@ from pathlib import Path
 from orchestrator.backends.api import LaunchError
 from orchestrator.client.outline.host_survey import survey_hosts
 from orchestrator.core import codec, placeholders
+from orchestrator.core.checkpoints import memory
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.host import hardware
@@ -112,6 +113,7 @@ def make_outline(file: SpecFile, environ: Mapping[str, str]) -> Outline:
         nodes=nodes,
         variables=(
             *(Setting(name, value, SetBy.YOU, plan.origins[name]) for name, value in plan.env.items() if not is_watched(name)),
+            *_memory_variable(file, plan),
             *(Setting(name, "(secret)", SetBy.YOU, file.where("secrets")) for name in plan.secrets if not is_watched(name)),
         ),
         inherited=sum(not is_watched(name) and name not in plan.env for name in rank_env.inherited_env(plan, submit_env)),
@@ -119,6 +121,13 @@ def make_outline(file: SpecFile, environ: Mapping[str, str]) -> Outline:
         exit_code=0 if answered >= wanted_hosts else ClusterError.exit_code,
         launches=plan.launches,
     )  # fmt: skip
+
+
+def _memory_variable(file: SpecFile, plan: Plan) -> tuple[Setting, ...]:
+    """Return the folder of the checkpoints, if it is in memory."""
+    folder = memory.memory_folder(plan.memory_dir, "{job_id}", "{node}") / memory.CHECKPOINTS
+    where = file.where("checkpoint.memory")
+    return (Setting("ORCH_CHECKPOINT_DIR", str(folder), SetBy.YOU, where),) if plan.memory_bytes else ()
 
 
 def _nodes(plan: Plan, environ: Mapping[str, str]) -> tuple[tuple[NodeOutline, ...], list[str]]:

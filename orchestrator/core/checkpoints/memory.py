@@ -1,6 +1,7 @@
 """Checkpoints in the memory of hosts: where their files can be had, and whether they outlive a host. Pure.
 
-- Complete (`WHOLE`) and safe are two things: a complete checkpoint is safe once each of its files is on a disk or on two hosts.
+- Complete (`WHOLE`) and safe are two things: a complete checkpoint is safe once each of its files is on a disk for all hosts (that of
+  the supervisor, or a shared one) or on two hosts.
 - A folder in memory belongs to one node of one job, and holds `checkpoints`, where ranks write, and `neighbours`, with copies of
   checkpoints of other nodes.
 """
@@ -34,10 +35,10 @@ def available_locations(checkpoint: Checkpoint, hosts: Collection[str]) -> tuple
 
 
 def safe_files(checkpoint: Checkpoint) -> Iterator[CheckpointFile]:
-    """Yield the files of a checkpoint that are on a disk or on two hosts."""
+    """Yield the files of a checkpoint that are on a disk for all hosts, or on two hosts, in memory or on a disk of their own."""
     for piece in checkpoint.files:
-        there = [one for one in checkpoint.locations if not one.names or piece.name in one.names]
-        if any(not one.is_memory for one in there) or len({one.host for one in there}) > 1:
+        hosts = {one.host for one in checkpoint.locations if not one.names or piece.name in one.names}
+        if "" in hosts or len(hosts) > 1:
             yield piece
 
 

@@ -1,7 +1,7 @@
 """Scan of the files below a checkpoint folder: sizes and times, links, and what pointer files name.
 
 Rules: a link below the folder is never followed, except one at its top that leads out of it (an output folder on
-another disk). A scan has limits on entries, depth and time, and reports when it was cut off. A subfolder with more
+another disk), and those to the disk from a folder in memory. A scan has limits on entries, depth and time, and reports when it was cut off. A subfolder with more
 entries than a checkpoint can have is skipped, so that it hides no other.
 """
 
@@ -31,13 +31,14 @@ ORCH_FILES = frozenset(("ledger.jsonl", ".kept", ".coming"))
 @dataclass(slots=True)
 class Tree:
     """Result of a scan. `pointed`: names that pointer files and links call the newest; `cut`: why the scan is incomplete;
-    `unreadable`: folders that could not be read."""
+    `unreadable`: folders that could not be read; `disk_folder`: the folder to which links are always followed."""
 
     root: Path
     files: dict[str, CheckpointFile] = field(default_factory=dict)
     pointed: set[str] = field(default_factory=set)
     cut: str = ""
     unreadable: list[str] = field(default_factory=list)
+    disk_folder: Path | None = None
 
 
 def split_glob(folder: Path, glob: str) -> tuple[Path, str]:
@@ -50,9 +51,9 @@ def split_glob(folder: Path, glob: str) -> tuple[Path, str]:
     return Path(*parts[:plain]), "/".join(parts[plain:])
 
 
-def scan(root: Path, glob: str = "*") -> Tree:
-    """Return what is below `root` and matches `glob`, see `matches_glob`."""
-    tree, pattern = Tree(root), _parts(glob)
+def scan(root: Path, glob: str = "*", disk_folder: Path | None = None) -> Tree:
+    """Return what is below `root` and matches `glob`, see `matches_glob`. `disk_folder`: see `Tree`."""
+    tree, pattern = Tree(root, disk_folder=disk_folder), _parts(glob)
     todo = [("", 0, _expand_globstar(frozenset({0}), pattern))]
     count, due_s = 0, time.monotonic() + SCAN_S_MAX
     while todo:
@@ -131,7 +132,8 @@ def add_entry(tree: Tree, path: str, name: str, *, is_top: bool) -> bool:
         if target.is_relative_to(real_root):
             tree.pointed.add(str(target.relative_to(real_root)))
             return False
-        if not is_top or real_root.is_relative_to(target):
+        is_on_disk = tree.disk_folder is not None and target.is_relative_to(tree.disk_folder)
+        if not (is_top or is_on_disk) or real_root.is_relative_to(target):
             return False
         about = os.stat(path)  # noqa: PTH116
     if stat.S_ISDIR(about.st_mode):

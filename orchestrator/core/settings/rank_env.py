@@ -32,6 +32,8 @@ class NodePlan:
     resume_from: str = ""
     # Its step in the job, where that is known
     resume_step: int | None = None
+    # The folder that ranks are given for checkpoints, in memory; empty: that of the job
+    checkpoint_dir: str = ""
 
     @property
     def index(self) -> int:
@@ -67,7 +69,7 @@ class NodePlan:
         """Return the values of placeholders in this attempt."""
         number, step = str(self.attempt), "" if self.resume_step is None else str(self.resume_step)
         return {
-            **_values(self.plan, self.job),
+            **_values(self),
             "resume_from": self.resume_from,
             "resume_step": step,
             "attempt": number,
@@ -93,14 +95,14 @@ def rank_arguments(at: NodePlan) -> tuple[str, ...]:
     return tuple(placeholders.fill(word, values) for word in plan.argv) + extra
 
 
-def _values(plan: Plan, job: JobDir) -> dict[str, str]:
-    folder = str(job.checkpoints)
+def _values(at: NodePlan) -> dict[str, str]:
+    folder = at.checkpoint_dir or str(at.job.checkpoints)
     return {
         "checkpoint_dir": folder,
-        "job_dir": str(job.root),
+        "job_dir": str(at.job.root),
         "ORCH_CHECKPOINT_DIR": folder,
-        "ORCH_JOB_ID": plan.id,
-        "ORCH_JOB_NAME": plan.name,
+        "ORCH_JOB_ID": at.plan.id,
+        "ORCH_JOB_NAME": at.plan.name,
     }
 
 
@@ -112,7 +114,7 @@ def node_env(at: NodePlan, outer: Mapping[str, str], secrets: Mapping[str, str])
     Over SSH and on Slurm it is added to the host's own.
     """
     plan, gpus = at.plan, at.planned_node.gpus
-    env = {**outer, **_user_env(plan, _values(plan, at.job), of_attempt=False), **secrets}
+    env = {**outer, **_user_env(plan, _values(at), of_attempt=False), **secrets}
     if plan.ssh is None:
         env["ORCH_HOME"] = str(at.job.root.parent.parent)  # a job that a rank submits is found where this one is
     if gpus and "CUDA_VISIBLE_DEVICES" not in plan.env:
@@ -121,10 +123,13 @@ def node_env(at: NodePlan, outer: Mapping[str, str], secrets: Mapping[str, str])
 
 
 def _user_env(plan: Plan, values: Mapping[str, str], *, of_attempt: bool) -> dict[str, str]:
+    """Return the user's variables; those `of_attempt`, or the others. Of a job with checkpoints in memory, variables with the folder
+    for them are both: it may be another one in the next attempt."""
+    both = placeholders.FOLDER_NAMES if plan.memory_bytes and of_attempt else frozenset[str]()
     return {
         name: placeholders.fill(text, values)
         for name, text in plan.env.items()
-        if of_attempt != placeholders.ATTEMPT_NAMES.isdisjoint(placeholders.find_names(text))
+        if of_attempt != (placeholders.ATTEMPT_NAMES | both).isdisjoint(placeholders.find_names(text))
     }
 
 

@@ -75,7 +75,7 @@ class CheckpointCopies:
             return
         fetch = self._fetches[checkpoint.number] = _Fetch(checkpoint)
         for place in checkpoint.locations:
-            if place.host:
+            if place.host and not place.is_memory:
                 pieces = tuple(piece for piece in checkpoint.files if piece.name in place.names)
                 names, key = tuple(piece.name for piece in pieces), f"fetch {checkpoint.number} {place.host}"
                 stage = self._staging_folder(checkpoint)
@@ -182,7 +182,7 @@ class CheckpointCopies:
         self.end_sends(node)
         self._count += 1
         names = tuple(piece.name for piece in checkpoint.files)
-        names_on_host = next((place.names for place in checkpoint.locations if place.host == node), ())
+        names_on_host = next((one.names for one in checkpoint.locations if one.host == node and not one.is_memory), ())
         target = self._host_folder(checkpoint, host_root)
         copy = Copy(
             f"send {self._count} {node}", node, Direction.SEND, target, root, names, checkpoint.files, names_on_host
@@ -216,10 +216,12 @@ class CheckpointCopies:
 
     def discard(self, checkpoint: Checkpoint) -> None:
         """Have a pruned checkpoint deleted on the hosts that wrote it."""
-        host_checkpoints = [
-            (place.host, restrict_to_host(checkpoint, place.host)) for place in checkpoint.locations if place.host
-        ]
-        self.discards += [(host, own) for host, own in host_checkpoints if own is not None]
+        self.discards += [(one.host, restrict_to(checkpoint, one)) for one in checkpoint.locations if one.host]
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a checkpoint is being fetched."""
+        return bool(self._fetches)
 
     def list_transfers(self) -> list[TransferStatus]:
         """Return the copies under way, as `orch status --json` shows them; `done_bytes` is None while not known."""
@@ -302,7 +304,10 @@ def is_safe_name(name: str) -> bool:
 def restrict_to_host(checkpoint: Checkpoint, node: str) -> Checkpoint | None:
     """Return a checkpoint as it is on a host, None if no file of it is there."""
     place = next((place for place in checkpoint.locations if place.host == node), None)
-    if place is None:
-        return None
+    return restrict_to(checkpoint, place) if place is not None else None
+
+
+def restrict_to(checkpoint: Checkpoint, place: FileLocation) -> Checkpoint:
+    """Return a checkpoint with the files of one of its locations only."""
     pieces = tuple(piece for piece in checkpoint.files if piece.name in place.names)
     return dataclasses.replace(checkpoint, files=pieces, locations=(place,))

@@ -93,6 +93,7 @@ class LocalCheckpointFolders:
             bool(checkpoint.locations)
             and not checkpoint.locations[0].host
             and checkpoint.locations[0].root == str(self.folder(checkpoint))
+            and not (checkpoint.state is CheckpointState.WHOLE and checkpoint.locations[0].names)
         )
 
     def is_in_job_folder(self, checkpoint: Checkpoint) -> bool:

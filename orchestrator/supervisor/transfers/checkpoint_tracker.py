@@ -18,20 +18,19 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.rank_facts import RankState
-from orchestrator.core.checkpoints import disk, steps
+from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointState, CompletionReason, FileLocation
 from orchestrator.core.checkpoints.ledger import Ledger
-from orchestrator.core.checkpoints.resume_choice import ResumeOverride, choose_checkpoint, find_expendable
+from orchestrator.core.checkpoints.resume_choice import ResumeOverride, choose_checkpoint
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.wire import reports
-from orchestrator.supervisor.transfers import checkpoint_copies, checkpoint_disk, completion
+from orchestrator.supervisor.transfers import checkpoint_copies, checkpoint_disk, completion, memory_copies
+from orchestrator.supervisor.transfers.checkpoint_pruning import CheckpointPruner
 from orchestrator.supervisor.transfers.completion import Assessment, CheckpointGang
 from orchestrator.supervisor.transfers.observed_resume import ResumeSourceTracker
-
-UNSURE_S = 5.0
-"""The pause before a file that cannot be read is tried again."""
+from orchestrator.supervisor.transfers.resume_comparison import ResumeComparison
 
 DECIDED_STATES = {CheckpointState.WHOLE, CheckpointState.DISTRUSTED}
 """The brain changes a checkpoint from one to the other."""
@@ -46,7 +45,6 @@ class CheckpointTracker:
     def __init__(self, job: JobDir, plan: Plan, copier: BulkCopier | None, wake: Wake) -> None:
         """`wake` is called, from any thread, when `take_events` has something. Raises OSError."""
         self._job = job
-        self._keep, self._keep_every = plan.checkpoint_keep, plan.checkpoint_keep_every
         self._ledger = Ledger(job.root, job.ledger)
         self._continuations: dict[int, completion.ContinuationTracker] = {}
         self.notes: list[str] = [*self._ledger.faults]
@@ -54,20 +52,28 @@ class CheckpointTracker:
         self._folders = checkpoint_disk.LocalCheckpointFolders(job, plan)
         kept = job.checkpoints / disk.KEPT_FOLDER
         self._retention = checkpoint_disk.RetentionPolicy(self._folders, kept, self._thread, self.notes)
-        self._pruning: set[int] = set()
+        self._pruner = CheckpointPruner(plan, self._folders, self._thread, self.notes, self._enter_pruned)
         self._copied_stamps = frozenset[tuple[str, int, int]]()  # the files of the last copied open checkpoint
         self._stopped_nodes: set[tuple[int, str]] = set()  # nodes with a rank that will not continue, by attempt
         self._heartbeats: dict[str, completion.HeartbeatHistory] = {}
         self._gang = CheckpointGang(0, 0, 0, ())
         self._resume_override: ResumeOverride | None = None
-        # A comparison whose files could not be read, and when to try again
-        self._retry: tuple[float, d.CompareCheckpoint] | None = None
         self._events: list[e.Event] = []
-        self.deep = False
         self.is_remote: Callable[[str], bool] = lambda node: True  # whether a node does not see this disk
         far, folder = copier if plan.ssh is not None else None, self._folders.checkpoint_folder
         self.copies = checkpoint_copies.CheckpointCopies(job, far, folder, plan.checkpoint_glob)
         self._resume_sources = ResumeSourceTracker()
+        self.memory = memory_copies.MemoryCopies(
+            plan, self._folders, self.checkpoints, self._enter_relocated, self.notes
+        )
+        self._comparison = ResumeComparison(
+            self._ledger, self._folders, self._retention, self.memory, self._thread, self.notes, self._note_compared
+        )
+
+    @property
+    def deep(self) -> bool:
+        """Whether all bytes of the checkpoint to resume from are to be compared."""
+        return self._comparison.deep
 
     @property
     def checkpoints(self) -> dict[int, Checkpoint]:
@@ -118,6 +124,7 @@ class CheckpointTracker:
         if previous.is_in_transit:
             self.copies.cancel_fetch(checkpoint.number)
         self._ledger.put(checkpoint)
+        self.memory.displace(at, checkpoint, node, part.root)
         beats = {node: own for node, own in self._heartbeats.items() if own.latest.attempt == gang.attempt}
         tracker = self._continuations.setdefault(checkpoint.number, completion.ContinuationTracker())
         tracker.note_change(checkpoint, beats)
@@ -184,18 +191,16 @@ class CheckpointTracker:
 
     def compare(self, at: float, order: d.CompareCheckpoint) -> None:
         """Close all checkpoints of an attempt, and compare the one that the next attempt is to resume from; `CheckpointCompared` follows."""
-        self._retry = None
         gang = dataclasses.replace(self._gang, lost=frozenset(self._gang.nodes))
         for number in list(self._continuations):
             self._assess(at, number, gang)
         self.copies.fetch_unhashed(self.checkpoints.values(), gang.attempt)
-        self.deep = order.deep
-        checkpoint = None if self.find_on_host_disk(order.save) else self.checkpoints.get(order.save)
-        known, kept, homes = (list(self.checkpoints.values()), self._retention.kept_folder(order.save), self._folders)
-        self._thread.submit(
-            lambda: checkpoint_disk.check_before_attempt(homes, checkpoint, kept, known, order),
-            lambda at, ready: self._finish_compare(at, order, ready),
-        )
+        self._comparison.begin(at, order)
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint in memory is not on a disk yet, or is being fetched."""
+        return self.memory.is_used and (self.memory.is_unsaved or self.copies.is_fetching)
 
     def end_job(self, at: float) -> None:
         """Delete kept copies at the end of the job, if the newest checkpoint is in its place."""
@@ -204,8 +209,7 @@ class CheckpointTracker:
 
     def take_events(self, at: float) -> list[e.Event]:
         """Return the events since the last call, for the brain."""
-        if self._retry is not None and at >= self._retry[0]:
-            self.compare(at, self._retry[1])
+        self._comparison.poll(at)
         self._thread.run_callbacks(at)
         for number, fault in self.copies.take_fetched():
             self._finish_fetch(at, number, fault)
@@ -216,8 +220,7 @@ class CheckpointTracker:
     def find_on_host_disk(self, number: int) -> Checkpoint | None:
         """Return a checkpoint if it is on a disk that hosts see and this machine does not: a host has to compare it."""
         checkpoint = self.checkpoints.get(number)
-        is_theirs = checkpoint is not None and self._folders.is_on_host_disk(checkpoint)
-        return checkpoint if is_theirs and not self._retention.kept_folder(number).is_dir() else None
+        return checkpoint if checkpoint is not None and self._comparison.is_for_host(checkpoint) else None
 
     def find_torn_on_host(self, node: str, attempt: int) -> tuple[Checkpoint, ...]:
         """Return the torn checkpoints of the attempt before this one, as they are on a host."""
@@ -244,7 +247,7 @@ class CheckpointTracker:
                 self._finish_fetch(at, checkpoint.number, f"{checkpoint.main} was overwritten before it was hashed")
 
     def _is_fetched(self, checkpoint: Checkpoint, node: str) -> bool:
-        return self._folders.is_copied(checkpoint) and self.is_remote(node)
+        return self.memory.holds(checkpoint) or (self._folders.is_copied(checkpoint) and self.is_remote(node))
 
     def _find_by_key(self, key: str, attempt: int) -> list[Checkpoint]:
         return [one for one in self.checkpoints.values() if (one.key, one.attempt) == (key, attempt)]
@@ -284,7 +287,9 @@ class CheckpointTracker:
         checkpoint = completion.close(checkpoint, assessment, locations)
         checkpoint = self._with_step(at, checkpoint, gang)
         is_far = any(place.host for place in checkpoint.locations)
-        if assessment.state is CheckpointState.WHOLE and is_far:
+        if self.memory.holds(checkpoint):
+            checkpoint = memory_copies.mark_memory(checkpoint)
+        elif assessment.state is CheckpointState.WHOLE and is_far:
             checkpoint = dataclasses.replace(checkpoint, state=CheckpointState.OPEN, is_in_transit=True)
             if checkpoint.is_hashed:
                 self.copies.fetch(checkpoint)
@@ -297,22 +302,21 @@ class CheckpointTracker:
     def _with_step(self, at: float, checkpoint: Checkpoint, gang: CheckpointGang) -> Checkpoint:
         """Return a checkpoint with the job's step, and note where its attempt truly began if it shows that."""
         others = [other for other in self.checkpoints.values() if other.number != checkpoint.number]
-        misstated, base = steps.are_steps_misstated([*others, checkpoint]), gang.base_step
-        read = self._resume_sources.stated_steps.get(checkpoint.attempt, 0)
-        began = steps.find_true_start(checkpoint, base, others, misstated=misstated, read=read)
+        checkpoint, began = self._resume_sources.assign_step(checkpoint, others, gang.base_step)
         if began is not None:
             self._events.append(e.ResumedElsewhere(at, checkpoint.attempt, began, checkpoint.main, checkpoint.steps))
             for other in others:
                 if other.attempt == checkpoint.attempt and other.step is not None and other.stated is None:
-                    self._enter(at, dataclasses.replace(other, step=other.step - base + began))
+                    self._enter(at, dataclasses.replace(other, step=other.step - gang.base_step + began))
             self._gang = dataclasses.replace(self._gang, base_step=began)
-        step, source = steps.job_step(checkpoint, base if began is None else began, misstated=misstated)
-        return dataclasses.replace(checkpoint, step=step, step_source=source)
+        return checkpoint
 
     def _enter(self, at: float, checkpoint: Checkpoint) -> None:
         """Enter a checkpoint whose state has changed; a complete one may replace, keep and prune others."""
         previous = self.checkpoints[checkpoint.number]
         is_new = checkpoint.state is CheckpointState.WHOLE and previous.state is not CheckpointState.WHOLE
+        if self.memory.holds(checkpoint):  # until it is here, it takes the place of no other one
+            is_new = checkpoint.state is CheckpointState.WHOLE and _is_here(checkpoint) and not _is_here(previous)
         self._ledger.put(checkpoint)
         self._emit_change(at, checkpoint)
         if not is_new:
@@ -334,7 +338,20 @@ class CheckpointTracker:
         is_far = any(place.host for place in checkpoint.locations)
         if newest is not None and newest.number == checkpoint.number and not is_far:
             self._retention.keep(checkpoint)
-        self._prune()
+        self._pruner.prune(self.checkpoints.values(), self._newest())
+
+    def _enter_relocated(self, at: float, checkpoint: Checkpoint) -> None:
+        """Enter a checkpoint that was copied from memory; over SSH it is fetched once it is on the disks of hosts."""
+        if self.memory.may_fetch(at, checkpoint):
+            checkpoint = dataclasses.replace(checkpoint, is_in_transit=True)
+            self.copies.fetch(checkpoint)
+        self._enter(at, checkpoint)
+
+    def _note_compared(self, at: float, checkpoint: Checkpoint | None, event: e.CheckpointCompared) -> None:
+        """Note that a checkpoint was compared; one that has changed comes with it."""
+        if checkpoint is not None:
+            self._emit_change(at, checkpoint)
+        self._events.append(event)
 
     def _emit_change(self, at: float, checkpoint: Checkpoint) -> None:
         self._events.append(e.CheckpointChanged(at, completion.summarize(checkpoint)))
@@ -342,48 +359,10 @@ class CheckpointTracker:
     def _newest(self) -> Checkpoint | None:
         return choose_checkpoint(self.checkpoints.values(), self._gang.world_size, self._resume_override).checkpoint
 
-    def _prune(self) -> None:
-        if self._keep is None:
-            return
-        for checkpoint in find_expendable(self.checkpoints.values(), self._keep, self._keep_every, self._newest()):
-            is_own = checkpoint.is_named or self._folders.is_in_job_folder(checkpoint)
-            if checkpoint.number not in self._pruning and is_own and self._folders.is_in_place(checkpoint):
-                self._pruning.add(checkpoint.number)
-                delete = functools.partial(disk.delete_checkpoint, checkpoint, self._folders.folder(checkpoint))
-                self._thread.submit(delete, functools.partial(self._finish_prune, checkpoint))
-
-    def _finish_prune(self, checkpoint: Checkpoint, at: float, why: str) -> None:
-        if why:
-            self.notes.append(f"{checkpoint.main} was not deleted, though checkpoint.keep is {self._keep}: {why}")
-            return
-        known = self.checkpoints[checkpoint.number]
-        self._enter(at, dataclasses.replace(known, state=CheckpointState.PRUNED, why="checkpoint.keep"))
-        self.copies.discard(checkpoint)
-
-    def _finish_compare(self, at: float, order: d.CompareCheckpoint, ready: checkpoint_disk.PreAttemptCheck) -> None:
-        for number, moves in ready.moved.items():
-            moved = ", ".join(f"{name} to {to}" for name, to in moves)
-            torn = self.checkpoints.get(number)  # none for `checkpoint_disk.EMPTY_CHECKPOINT`
-            if moved:
-                self.notes.append(f"torn checkpoint ({torn.why if torn else 'no file yet'}): moved {moved}")
-            if moved and torn:
-                self._ledger.put(dataclasses.replace(torn, why=f"{torn.why}; moved {moved}", locations=()))
-        fault = ""
-        if ready.comparison is not None and ready.comparison.is_unsure:
-            self.notes.append(f"{ready.comparison.fault}: trying again in {UNSURE_S:g} s")
-            self._retry = (at + UNSURE_S, order)
-            return
-        if ready.comparison is not None:
-            checkpoint, fault = self.checkpoints[order.save], ready.comparison.fault
-            if fault:
-                checkpoint = dataclasses.replace(checkpoint, state=CheckpointState.GONE, why=fault)
-            else:
-                pieces, by = ready.comparison.pieces, ready.comparison.compared
-                checkpoint = dataclasses.replace(checkpoint, files=pieces, compared=by, locations=ready.places)
-            if completion.summarize(checkpoint) != completion.summarize(self.checkpoints[order.save]):
-                self._emit_change(at, checkpoint)
-            self._ledger.put(checkpoint)
-        self._events.append(e.CheckpointCompared(at, order.attempt, order.save, fault))
+    def _enter_pruned(self, at: float, pruned: Checkpoint) -> None:
+        known = self.checkpoints[pruned.number]
+        self._enter(at, dataclasses.replace(known, state=pruned.state, why=pruned.why))
+        self.copies.discard(known)
 
     def _finish_fetch(self, at: float, number: int, fault: str) -> None:
         """Enter that a checkpoint was fetched, or could not be."""
@@ -392,9 +371,18 @@ class CheckpointTracker:
             return
         if fault:
             self.notes.append(f"checkpoint {checkpoint.main} of attempt {checkpoint.attempt} was not copied: {fault}")
-            arrived = dataclasses.replace(checkpoint, state=CheckpointState.GONE, why=fault)
+            self.memory.note_failed_fetch(at, number)
+            is_elsewhere = checkpoint.state is CheckpointState.WHOLE  # in memory, or on the disks of hosts
+            arrived = (
+                checkpoint if is_elsewhere else dataclasses.replace(checkpoint, state=CheckpointState.GONE, why=fault)
+            )
         else:
             here = FileLocation("", str(self._folders.folder(checkpoint)))
             locations = (here, *(place for place in checkpoint.locations if place.host))
             arrived = dataclasses.replace(checkpoint, state=CheckpointState.WHOLE, locations=locations)
         self._enter(at, dataclasses.replace(arrived, is_in_transit=False))
+
+
+def _is_here(checkpoint: Checkpoint) -> bool:
+    """Return whether all of a checkpoint is on a disk that the supervisor sees."""
+    return any(not place.host and not place.names for place in checkpoint.locations)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
+from orchestrator.core.checkpoints import steps
 from orchestrator.core.checkpoints.checkpoint import START_PREFIX, Checkpoint, CheckpointState, Format
 from orchestrator.core.checkpoints.resume_choice import OVERRIDE_STATES
 from orchestrator.core.wire import reports
@@ -64,6 +65,16 @@ class ResumeSourceTracker:
         is_seen = newest.format not in UNHOOKED_FORMATS
         is_unsure = any(PurePosixPath(name).parent in folders for name in unowned)
         return DetectedSource(0) if is_seen and not is_unsure else None
+
+    def assign_step(
+        self, checkpoint: Checkpoint, others: list[Checkpoint], base_step: int
+    ) -> tuple[Checkpoint, int | None]:
+        """Return a checkpoint with the job's step, and the step at which its attempt truly began if the checkpoint shows that it was not
+        `base_step`. `others`: all other checkpoints of the job."""
+        misstated, read = steps.are_steps_misstated([*others, checkpoint]), self.stated_steps.get(checkpoint.attempt, 0)
+        began = steps.find_true_start(checkpoint, base_step, others, misstated=misstated, read=read)
+        step, source = steps.job_step(checkpoint, base_step if began is None else began, misstated=misstated)
+        return replace(checkpoint, step=step, step_source=source), began
 
 
 def _checkpoints_by_file(checkpoints: Collection[Checkpoint], attempt: int) -> dict[str, Checkpoint]:

@@ -71,7 +71,7 @@ def test_braces_of_program_inside_shell_text_are_kept(word: str) -> None:
 
 def test_environment_has_values_of_attempt() -> None:
     env = {"ORCH_CHECKPOINT_DIR": "/j/checkpoints", "ORCH_RESUME_FROM": "", "ORCH_ATTEMPT": "2", "A": "b"}
-    values = placeholders.values_from_environment(env)
+    values = placeholders.values_from_environment(env, "/j")
     text = "{checkpoint_dir} {job_dir}/x {attempt} {resume_from}$ORCH_ATTEMPT $A ${checkpoint_dir} {path}"
     assert placeholders.fill(text, values) == "/j/checkpoints /j/x 2 2 $A ${checkpoint_dir} {path}"
-    assert placeholders.values_from_environment({}) == {}
+    assert placeholders.values_from_environment({}, "/j") == {}

@@ -63,3 +63,31 @@ def test_resume_args_reach_script_not_piped_command(folder: Path) -> None:
     assert "would go to tee" in fault and "${ORCH_RESUME_FROM:+--resume $ORCH_RESUME_FROM}" in fault
     for command in ("cat log; python train.py", "python train.py >log 2>&1", "[tee, train.py]"):
         loaded(folder, f"{head}\ncommand: {command}\n{checkpoint}")
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("64G", 64 * 10**9), ("64GB", 64 * 10**9), ("1.5GiB", 3 << 29), ("512 M", 512 * 10**6), ("1T", 10**12)],
+)
+def test_memory_is_a_size(folder: Path, written: str, read: int) -> None:
+    checkpoint = loaded(folder, f"{HEAD}checkpoint: {{keep: 3, path: 'a/*', memory: {written}}}\n").spec.checkpoint
+    assert (checkpoint.memory, checkpoint.memory_dir) == (read, "/dev/shm")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("memory: 64G", "memory: needs checkpoint.keep, or old checkpoints would fill the memory; write keep: 3"),
+        ("memory: 64G, path: '/ckpt/*'", "memory: has no effect with checkpoint.path"),
+        ("memory: 64G, path: '{job_dir}/code/x'", "memory: has no effect with checkpoint.path"),
+        ("keep: 3, memory: 63M", "memory: must be at least 64M"),
+        ("keep: 3, memory: 0", "memory: must be a size such as 64G, 512MB or 64GiB"),
+        ("keep: 3, memory: 64", "memory: must be a size such as"),
+        ("keep: 3, memory: -1G", "memory: must be a size such as"),
+        ("keep: 3, memory: 64G, memory_dir: shm", "memory_dir: must be an absolute path"),
+        ("keep: 3, memory_dir: /mnt/ram", "memory_dir: has no effect without checkpoint.memory; remove it, or write memory"),
+    ],
+)  # fmt: skip
+def test_memory_that_cannot_be_used_is_a_fault(folder: Path, text: str, said: str) -> None:
+    (fault,) = faults(folder, f"{HEAD}checkpoint: {{{text}}}\n")
+    assert f"checkpoint.{said}" in fault

@@ -108,3 +108,19 @@ def test_secrets_are_on_disk_before_job_begins(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(credentials, "sync_folder", synced.append)
     credentials.write_credentials(tmp_path / "secrets", jobs.plan(secrets=[]), {}, None)
     assert synced == [*[tmp_path / "secrets"] * 5, tmp_path]
+
+
+def test_agents_have_a_certificate_of_their_own_for_checkpoints_in_memory(tmp_path: Path) -> None:
+    """The agents' own certificate is made once, at submit or by the resume that turns memory on."""
+    folder, in_memory = tmp_path / "secrets", jobs.plan(checkpoint={"keep": 3, "memory": "64G"})
+    credentials.write_credentials(folder, jobs.plan(), {}, None)
+    assert not list(folder.glob("peer*"))
+    credentials.write_peer_credentials(folder, in_memory)
+    made = {path.name: path.read_bytes() for path in folder.glob("peer*")}
+    assert sorted(made) == ["peer_certificate.pem", "peer_key.pem"]
+    assert made["peer_key.pem"] != (folder / "key.pem").read_bytes()
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    credentials.write_peer_credentials(folder, in_memory)
+    assert {path.name: path.read_bytes() for path in folder.glob("peer*")} == made
+    credentials.write_credentials(tmp_path / "another", in_memory, {}, None)
+    assert len(list((tmp_path / "another").glob("peer*"))) == 2

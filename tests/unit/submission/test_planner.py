@@ -176,3 +176,10 @@ def test_auto_with_fewer_gpus_than_nodes_is_refused() -> None:
     """auto with fewer GPUs here than nodes is refused and trains on no CPU."""
     with pytest.raises(UserError, match=r"2 GPUs on this machine for 4 nodes"):
         jobs.plan((0, 1), nodes=4, procs_per_node=None, gpus_per_node="auto")
+
+
+def test_checkpoints_are_in_memory_on_request_only() -> None:
+    plain = jobs.plan(checkpoint={"keep": 3})
+    assert (plain.memory_bytes, plain.memory_dir) == (0, "")
+    plan = jobs.plan(checkpoint={"keep": 3, "memory": "64G", "memory_dir": "/mnt/ram/"})
+    assert (plan.memory_bytes, plan.memory_dir) == (64 * 10**9, "/mnt/ram")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.client.job import Job
-from orchestrator.core import codec
+from orchestrator.core import codec, host_facts
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedSsh
@@ -162,3 +162,27 @@ def test_checkpoint_folder_of_other_job_is_refused(tmp_path: Path) -> None:
     submit_checks.refuse_shared_checkpoints(replace(wanted(f"{tmp_path}/shared/*"), ssh=on_hosts), environ, "")
     first.ended.touch()
     submit_checks.refuse_shared_checkpoints(wanted(f"{tmp_path}/link/*"), environ, "")
+
+
+@pytest.mark.parametrize(
+    ("memory", "folder", "said"),
+    [
+        ("900T", "", r"checkpoint.memory is 900000.0 GB on each of 2 nodes, \S+ has \d+\.\d+ GB"),
+        ("64M", "missing", "missing is not a folder"),
+    ],
+)
+def test_memory_that_this_machine_lacks_is_refused(tmp_path: Path, memory: str, folder: str, said: str) -> None:
+    place = f"checkpoint.memory_dir={tmp_path}/{folder}"
+    setup = ("setup=[pip install torch]", "nodes=2")  # setup lines install no memory
+    with pytest.raises(UserError, match=said) as told:
+        _submit(tmp_path, "checkpoint.keep=3", f"checkpoint.memory={memory}", place, *setup)
+    assert told.value.where == f"--set checkpoint.memory={memory}" and told.value.fix
+
+
+def test_figures_of_free_memory_are_those_of_its_nodes() -> None:
+    short = host_facts.find_memory_shortage
+    gb = 10**9
+    assert short(64 * gb, 1, "/dev/shm", 60 * 10**6, 99 * gb) == "checkpoint.memory is 64.0 GB, /dev/shm has 0.06 GB"
+    assert short(64 * gb, 1, "/dev/shm", 70 * gb, 12 * gb).endswith("64.0 GB, free memory of the host is 12.0 GB")
+    assert short(64 * gb, 2, "/dev/shm", 70 * gb, 99 * gb).startswith("checkpoint.memory is 64.0 GB on each of 2 nodes")
+    assert short(64 * gb, 1, "/dev/shm", 64 * gb, host_facts.UNKNOWN) == ""

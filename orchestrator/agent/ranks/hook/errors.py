@@ -7,7 +7,7 @@ import _thread
 import os
 import sys
 
-from .layout import ERROR_FILE, GIVEN_ENV, NOTES_FILE, TYPE_CHECKING
+from .layout import ERROR_FILE, GIVEN_ENV, NOTES_FILE, RANK_DIR_ENV, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -216,6 +216,8 @@ LOADERS = (
 def find_loading_file(value: BaseException) -> str:
     """Return the file of a checkpoint that a library was loading when `value` was raised; empty for none."""
     places = [os.environ.get(name, "") for name in ("ORCH_RESUME_FROM", "ORCH_CHECKPOINT_DIR")]
+    if os.environ.get(RANK_DIR_ENV):  # from a folder in memory links lead to that of the job
+        places.append(os.path.join(os.environ[RANK_DIR_ENV], *[os.pardir] * 4, "checkpoints"))
     tops = tuple(os.path.realpath(place) for place in places if place)
     trace, found = value.__traceback__, ""
     while trace is not None:

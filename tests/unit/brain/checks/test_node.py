@@ -81,3 +81,18 @@ def test_clock_offset_counts_beyond_network_delay() -> None:
     assert [one.found for one in node.check_clock("a", -61.0, 0.1)] == ["its clock is 61 s behind"]
     assert [one.found for one in node.check_clock("a", 6.0, 0.1)] == ["its clock is 6 s ahead"]
     assert not list(node.check_clock("a", 6.0, 2.0)) and not list(node.check_clock("a", 1.0, 0.0))
+
+
+def test_checkpoints_must_fit_into_memory() -> None:
+    """Checkpoints that do not fit into memory are a warning: they would be written to disk."""
+    job = dataclasses.replace(JOB, memory_bytes=64 * 10**9, memory_dir="/dev/shm", checkpoint_bytes=GIB)
+    shm = FolderFacts("/dev/shm", "", 60 * 10**6, 1)
+    (found,) = node.findings("gpu01", host(folders=(FOLDER, shm)), job)
+    assert (found.severity, found.what) == (W, "memory") and found.nodes == ("gpu01",)
+    assert found.found == ("checkpoints would be written to disk: checkpoint.memory is 64.0 GB, /dev/shm has 0.06 GB")
+    roomy = dataclasses.replace(shm, free_bytes=100 * GIB)
+    (found,) = node.findings("gpu01", host(folders=(roomy,), available_bytes=GIB), job)
+    assert found.found.endswith("free memory of the host is 1.1 GB")
+    assert not list(node.findings("gpu01", host(folders=(roomy,), available_bytes=100 * GIB), job))
+    (found,) = node.findings("gpu01", host(folders=(dataclasses.replace(shm, fault="/: read-only file system"),)), job)
+    assert found.found == "checkpoints would be written to disk: /: read-only file system"

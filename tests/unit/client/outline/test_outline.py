@@ -80,3 +80,10 @@ def test_outline_refuses_what_submit_refuses(tmp_path: Path) -> None:
         _outline(tmp_path, "gpus_per_node=2", "procs_per_node=null")
     with pytest.raises(UserError, match="no interface eth77"):
         _outline(tmp_path, "rendezvous.interface=eth77")
+
+
+def test_checkpoint_folder_in_memory_is_shown(tmp_path: Path) -> None:
+    found = _outline(tmp_path, "checkpoint.keep=3", "checkpoint.memory=64M", f"checkpoint.memory_dir={tmp_path}")
+    (_, folder) = found.variables
+    assert (folder.name, folder.value) == ("ORCH_CHECKPOINT_DIR", f"{tmp_path}/orch-{{job_id}}-{{node}}/checkpoints")
+    assert folder.reason == "--set checkpoint.memory=64M"

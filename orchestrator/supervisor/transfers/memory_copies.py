@@ -1,0 +1,318 @@
+"""Copies of checkpoints that ranks have written to the memory of their hosts: to another host's memory, to the disk, and back.
+
+Rules
+- The newest checkpoint goes first, to another host and to the disk at the same time; of each node one goes to the disk at a time.
+- Older ones that no longer fit into the memory with the next one, and are not on the disk by then, are skipped.
+- A spare keeps copies before other nodes; else the next node of the gang.
+- What an agent was asked for is asked for again when it has connected again; what failed, after a pause.
+- An agent compares each file before it uses or copies it: a location may be stale, and costs time, never a wrong file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from orchestrator.core.checkpoints import memory
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointState, CopyTarget, FileLocation
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.wire import orders, reports
+from orchestrator.supervisor.transfers.checkpoint_copies import restrict_to, shares_files
+from orchestrator.supervisor.transfers.checkpoint_disk import LocalCheckpointFolders
+
+NEIGHBOUR_MAX = 2
+"""How many of the newest checkpoints are copied to another host's memory."""
+
+RETRY_S = 30.0
+"""The pause before a copy that failed is ordered again."""
+
+_Key = tuple[int, str, CopyTarget]
+
+
+class MemoryCopies:
+    """Copies of the checkpoints of one job between memory, hosts and disk; does nothing where the job has none in memory."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        folders: LocalCheckpointFolders,
+        checkpoints: Mapping[int, Checkpoint],
+        enter: Callable[[float, Checkpoint], None],
+        notes: list[str],
+    ) -> None:
+        """`checkpoints`: those of the ledger; `enter` enters one whose locations have changed; `notes`: messages for people are
+        appended there."""
+        self.is_used = plan.memory_bytes > 0
+        self._bytes_max, self._is_shared = plan.memory_bytes, plan.ssh is None
+        self._folders, self._checkpoints = folders, checkpoints
+        self._enter, self._notes = enter, notes
+        # By node: the greetings of the agents that are connected
+        self.hosts: Callable[[], Mapping[str, reports.Hello]] = dict
+        self._pending: dict[_Key, orders.CopyCheckpoint] = {}
+        self._retry_at: dict[_Key, float] = {}
+        self._orders: list[tuple[str, orders.CopyCheckpoint]] = []
+        self._gang: tuple[str, ...] = ()
+        self.discards: list[tuple[str, Checkpoint]] = []
+        self.finished_restores: list[
+            tuple[str, str]
+        ] = []  # a node, and why its checkpoint was not restored; empty if it was
+
+    def holds(self, checkpoint: Checkpoint) -> bool:
+        """Return whether checkpoints like this one are written to memory."""
+        return self.is_used and checkpoint.is_named
+
+    def find_fault(self, checkpoint: Checkpoint) -> str:
+        """Return why a checkpoint in memory can be had neither from connected hosts nor here; empty if it can."""
+        if not self.holds(checkpoint):
+            return ""
+        there = memory.available_locations(checkpoint, self.hosts())
+        missing = memory.find_missing(checkpoint, there)
+        away = sorted({one.host for one in checkpoint.locations} - {one.host for one in there})
+        return f"{min(missing)} is only on {', '.join(away)}, which cannot be reached" if missing else ""
+
+    def is_available(self, checkpoint: Checkpoint) -> bool:
+        """Return whether all files of a checkpoint can be had from hosts that are connected."""
+        return self.holds(checkpoint) and not memory.find_missing(checkpoint, self._on_hosts(checkpoint))
+
+    def _on_hosts(self, checkpoint: Checkpoint) -> list[FileLocation]:
+        return [one for one in memory.available_locations(checkpoint, self.hosts()) if one.host]
+
+    # Changes of locations
+
+    def displace(self, at: float, checkpoint: Checkpoint, host: str, root: str) -> None:
+        """Note that files of a checkpoint have replaced those of the same names in a folder."""
+        for other in list(self._checkpoints.values()):
+            if other.number < checkpoint.number and self.holds(other) and shares_files(checkpoint, other):
+                left = tuple(one for one in other.locations if (one.host, one.root) != (host, root))
+                self._relocate(at, other, left, f"was overwritten by checkpoint {checkpoint.number}")
+
+    def connected(self, at: float, hello: reports.Hello) -> None:
+        """Note that an agent has connected: what it was asked for may be lost, and its memory is empty if it is a new one."""
+        for (_, node, _), order in self._pending.items():
+            if node == hello.node:
+                self._orders.append((node, order))
+        if not hello.is_memory_empty:
+            return
+        for checkpoint in list(self._checkpoints.values()):
+            left = tuple(one for one in checkpoint.locations if not (one.is_memory and one.host == hello.node))
+            self._relocate(at, checkpoint, left, f"was in the memory of {hello.node}, whose agent has died")
+
+    def enter_copied(self, at: float, node: str, copied: reports.CheckpointCopied) -> None:
+        """Enter what an agent has copied, or could not copy."""
+        key = copied.number, node, copied.target
+        order = self._pending.pop(key, None)
+        if copied.target is CopyTarget.MEMORY and order is not None:
+            self.finished_restores.append((node, copied.error))
+        checkpoint_copied = self._checkpoints.get(copied.number)
+        if copied.error:
+            self._retry_at[key] = at + RETRY_S
+            self._notes.append(
+                f"checkpoint {copied.number} on {node}: not copied to {copied.target.value}: {copied.error}"
+            )
+        elif checkpoint_copied is not None:
+            is_disk = copied.target is CopyTarget.DISK
+            place = (
+                self._disk_location(node, copied) if is_disk else FileLocation(node, copied.root, copied.names, True)
+            )
+            self.displace(at, checkpoint_copied, place.host, place.root)
+            self._relocate(at, checkpoint_copied, _add_location(checkpoint_copied, place), "")
+        for checkpoint in list(self._checkpoints.values()):
+            if checkpoint.number in copied.evicted or not copied.number:
+                self._enter_evicted(at, checkpoint, node, copied)
+
+    def _disk_location(self, node: str, copied: reports.CheckpointCopied) -> FileLocation:
+        """Return where files are that an agent has copied to the disk: on a shared one for all."""
+        if self._is_shared:
+            return FileLocation("", str(self._folders.checkpoint_folder), copied.names)
+        return FileLocation(node, copied.root, copied.names)
+
+    def _enter_evicted(self, at: float, checkpoint: Checkpoint, node: str, copied: reports.CheckpointCopied) -> None:
+        """Enter that files have left a host's memory; all of them are on its disk if its agent leaves."""
+        own = [one for one in checkpoint.locations if one.is_memory and one.host == node]
+        left = tuple(one for one in checkpoint.locations if one not in own)
+        if not copied.number and checkpoint.state is CheckpointState.WHOLE:
+            for one in own:
+                place = self._disk_location(node, dataclasses.replace(copied, names=one.names))
+                left = _add_location(dataclasses.replace(checkpoint, locations=left), place)
+        if own:
+            self._relocate(at, checkpoint, left, f"has left the memory of {node}")
+
+    def _relocate(self, at: float, checkpoint: Checkpoint, locations: tuple[FileLocation, ...], why: str) -> None:
+        """Enter the locations of a checkpoint; without one of its files it is gone, for this reason."""
+        if locations == checkpoint.locations:
+            return
+        checkpoint = dataclasses.replace(checkpoint, locations=locations)
+        if checkpoint.state is CheckpointState.WHOLE and memory.find_missing(checkpoint, locations):
+            checkpoint = dataclasses.replace(checkpoint, state=CheckpointState.GONE, why=why, is_in_transit=False)
+        self._enter(at, checkpoint)
+
+    # Orders
+
+    def take_orders(self, at: float, gang: tuple[str, ...]) -> list[tuple[str, orders.CopyCheckpoint]]:
+        """Return what agents are to copy now, by node. `gang`: the nodes of the attempt, in the order of their ranks."""
+        self._gang = gang
+        if self.is_used:
+            self._order_copies(at)
+        taken, self._orders = self._orders, []
+        return taken
+
+    def note_failed_fetch(self, at: float, number: int) -> None:
+        """Note that a checkpoint could not be fetched from the disks of hosts: it is tried again later."""
+        self._retry_at[number, "", CopyTarget.DISK] = at + RETRY_S
+
+    def may_fetch(self, at: float, checkpoint: Checkpoint) -> bool:
+        """Return whether a complete checkpoint is on the disks of hosts, not here, and has not just failed to be fetched."""
+        on_disk = [place for place in checkpoint.locations if not place.is_memory]
+        is_whole = checkpoint.state is CheckpointState.WHOLE and not memory.find_missing(checkpoint, on_disk)
+        is_due = at >= self._retry_at.get((checkpoint.number, "", CopyTarget.DISK), at)
+        is_wanted = is_whole and is_due and self.holds(checkpoint) and not checkpoint.is_in_transit
+        return is_wanted and all(one.host for one in checkpoint.locations)
+
+    def _order_copies(self, at: float) -> None:
+        hosts = self.hosts()
+        for checkpoint in list(self._checkpoints.values()):
+            if self.may_fetch(at, checkpoint):
+                self._enter(at, checkpoint)
+        waiting = [
+            checkpoint
+            for checkpoint in sorted(self._checkpoints.values(), key=lambda one: -one.number)
+            if checkpoint.state is CheckpointState.WHOLE and any(one.is_memory for one in checkpoint.locations)
+        ]
+        kept_bytes = _bytes_per_host(waiting[0]) if waiting else 0
+        for place, checkpoint in enumerate(waiting):
+            kept_bytes += _bytes_per_host(checkpoint)
+            on_disk = [one for one in checkpoint.locations if not one.is_memory]
+            unstored = memory.find_missing(checkpoint, on_disk)
+            is_begun = any(
+                number == checkpoint.number for number, _, target in self._pending if target is CopyTarget.DISK
+            )
+            if unstored and place >= NEIGHBOUR_MAX and kept_bytes > self._bytes_max and not is_begun:
+                self._skip(at, checkpoint)
+                continue
+            for one in checkpoint.locations:
+                if one.is_memory and one.host in hosts and _is_original(one):
+                    names = unstored.intersection(one.names)
+                    if names and not self._is_storing(one.host):
+                        self._order(at, one.host, checkpoint, names, CopyTarget.DISK)
+            if place < NEIGHBOUR_MAX:
+                self._order_neighbours(at, checkpoint, hosts)
+
+    def _is_storing(self, node: str) -> bool:
+        return any(host == node and target is CopyTarget.DISK for _, host, target in self._pending)
+
+    def _order_neighbours(self, at: float, checkpoint: Checkpoint, hosts: Mapping[str, reports.Hello]) -> None:
+        """Order a copy of each node's files on another host, unless they are on one."""
+        wanted: dict[str, tuple[set[str], list[FileLocation]]] = {}
+        for one in checkpoint.locations:
+            if one.is_memory and one.host in hosts and _is_original(one):
+                others = [other for other in checkpoint.locations if other.host != one.host]
+                names = memory.find_missing(checkpoint, others).intersection(one.names)
+                if names and (holder := self._find_holder(one.host, hosts)):
+                    all_names, sources = wanted.setdefault(holder, (set(), []))
+                    all_names.update(names)
+                    sources.append(one)
+        for holder, (all_names, sources) in wanted.items():
+            self._order(at, holder, checkpoint, all_names, CopyTarget.NEIGHBOUR, tuple(sources))
+
+    def _find_holder(self, node: str, hosts: Mapping[str, reports.Hello]) -> str:
+        """Return which other host keeps copies of a node's files: a spare, else the next of the gang; empty for none."""
+        at = self._gang.index(node) if node in self._gang else 0
+        ring = (*(name for name in hosts if name not in self._gang), *self._gang[at + 1 :], *self._gang[:at])
+        return next((name for name in ring if name in hosts and name != node and hosts[name].memory_addresses), "")
+
+    def _order(
+        self,
+        at: float,
+        node: str,
+        checkpoint: Checkpoint,
+        names: Iterable[str],
+        target: CopyTarget,
+        sources: tuple[FileLocation, ...] = (),
+    ) -> None:
+        key, wanted, hosts = (checkpoint.number, node, target), frozenset(names), self.hosts()
+        if key in self._pending or at < self._retry_at.get(key, at) or not (checkpoint.is_hashed or sources):
+            return
+        files = tuple(piece for piece in checkpoint.files if piece.name in wanted)
+        addresses = {one.host: hosts[one.host].memory_addresses for one in sources if one.host in hosts}
+        order = orders.CopyCheckpoint(
+            checkpoint.number, files, target, sources, addresses, is_overwritten=checkpoint.is_overwritten
+        )
+        self._pending[key] = order
+        self._orders.append((node, order))
+
+    def _skip(self, at: float, checkpoint: Checkpoint) -> None:
+        """Give up a checkpoint that would take the room of the next one: the script saves faster than the disk writes."""
+        why = (
+            "was skipped: newer ones were complete before it was on the disk, and checkpoint.memory has no room for all"
+        )
+        self._notes.append(f"checkpoint {checkpoint.number}, {checkpoint.main}, {why}")
+        self.discard(checkpoint)
+        self._enter(at, dataclasses.replace(checkpoint, state=CheckpointState.GONE, why=why))
+
+    def discard(self, checkpoint: Checkpoint) -> None:
+        """Have the files of a checkpoint deleted in the memory of hosts."""
+        self.discards += [(one.host, restrict_to(checkpoint, one)) for one in checkpoint.locations if one.is_memory]
+
+    def restore(self, at: float, checkpoint: Checkpoint, node: str) -> bool:
+        """Have a checkpoint brought into the memory of a node that is to resume from it, from the nearest hosts; False if hosts do
+        not have all of it."""
+        hello = self.hosts().get(node)
+        if not self.is_available(checkpoint) or hello is None or not hello.memory_addresses:
+            return False
+        self.cancel_restore(node)
+        places = sorted(self._on_hosts(checkpoint), key=lambda one: (one.host != node, not one.is_memory))
+        sources = tuple(dataclasses.replace(one, host="" if one.host == node else one.host) for one in places)
+        self._order(at, node, checkpoint, {piece.name for piece in checkpoint.files}, CopyTarget.MEMORY, sources)
+        return True
+
+    def cancel_restore(self, node: str) -> None:
+        """Forget what a node was to restore: its ranks have started, or it is to restore another checkpoint."""
+        for key in [key for key in self._pending if key[1:] == (node, CopyTarget.MEMORY)]:
+            del self._pending[key]
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether a complete checkpoint is in memory only, and a host that has it is connected."""
+        hosts = self.hosts() if self.is_used else {}
+        return any(
+            checkpoint.state is CheckpointState.WHOLE
+            and memory.find_missing(checkpoint, [one for one in checkpoint.locations if not one.is_memory])
+            and any(one.host in hosts for one in checkpoint.locations)
+            for checkpoint in self._checkpoints.values()
+        )
+
+
+def _bytes_per_host(checkpoint: Checkpoint) -> int:
+    """Return how much memory a checkpoint takes on a host that has written a part of it."""
+    return checkpoint.size_bytes // max(1, sum(one.is_memory and _is_original(one) for one in checkpoint.locations))
+
+
+def _is_original(place: FileLocation) -> bool:
+    """Return whether a location in memory is the folder that ranks write to, not a copy for a neighbour."""
+    return Path(place.root).name == memory.CHECKPOINTS
+
+
+def _add_location(checkpoint: Checkpoint, place: FileLocation) -> tuple[FileLocation, ...]:
+    """Return the locations of a checkpoint with one more: names in the same folder are joined, none is named if all are there; the
+    supervisor's disk comes first, then those of hosts."""
+    same = [one for one in checkpoint.locations if (one.host, one.root) == (place.host, place.root)]
+    names = tuple(dict.fromkeys((*(name for one in same for name in one.names), *place.names)))
+    is_all_here = not place.host and len(names) == len(checkpoint.files)
+    if any(not one.names for one in same):
+        return checkpoint.locations
+    joined = dataclasses.replace(place, names=() if is_all_here else names)
+    others = [one for one in checkpoint.locations if one not in same]
+    return tuple(sorted([*others, joined], key=lambda one: (bool(one.host), one.is_memory)))
+
+
+def mark_memory(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint whose ranks wrote it to the memory of their hosts."""
+    places = tuple(dataclasses.replace(one, is_memory=bool(one.host)) for one in checkpoint.locations)
+    return dataclasses.replace(checkpoint, locations=places)
+
+
+def on_node(checkpoint: Checkpoint, node: str) -> Checkpoint:
+    """Return a checkpoint as a node has it in its memory, whose folder the node knows."""
+    names = tuple(piece.name for piece in checkpoint.files)
+    return dataclasses.replace(checkpoint, locations=(FileLocation(node, "", names, is_memory=True),))

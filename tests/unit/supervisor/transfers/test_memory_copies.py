@@ -1,0 +1,209 @@
+"""Are checkpoints in memory copied to another host and to the disk, and resumed from the nearest place that has all of one?"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.checkpoints import memory
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointState, CopyTarget, FileLocation
+from orchestrator.core.wire import orders, reports
+from tests.support.desk_world import DeskWorld
+from tests.support.saved_files import adam, torch_save
+
+DISK, MEMORY, NEIGHBOUR = CopyTarget.DISK, CopyTarget.MEMORY, CopyTarget.NEIGHBOUR
+
+
+class MemoryWorld(DeskWorld):
+    """A world whose ranks write to the memory of their hosts; agents do what a test lets them do."""
+
+    def __init__(
+        self, folder: Path, *nodes: str, has_hosts: bool = True, limit: int = 1 << 30, spares: tuple[str, ...] = ()
+    ) -> None:
+        self.shm = folder / "shm"
+        super().__init__(folder, *nodes, has_hosts=has_hosts, memory_bytes=limit, memory_dir=str(self.shm))
+        self.up = {node: self.hello(node) for node in (*self.nodes, *spares)}
+        self.desk.memory.hosts = lambda: self.up
+        if not has_hosts:
+            self.desk.is_remote = lambda node: False
+
+    def hello(self, node: str, **fields: object) -> reports.Hello:
+        root = str(self.far / node) if self.copier is not None else str(self.job.root)
+        hello = reports.Hello(
+            reports.PROTOCOL, self.job.id, "", node, "i", node, 1, 0, 0, "", 0, (), 0, root, self.copier is not None, (),
+            (f"{node}:1",),
+        )  # fmt: skip
+        return dataclasses.replace(hello, **fields)  # type: ignore[arg-type]
+
+    def place(self, node: str = "n0") -> Path:
+        return memory.memory_folder(str(self.shm), self.job.id, node) / memory.CHECKPOINTS
+
+    def orders(self) -> list[tuple[str, CopyTarget, int]]:
+        """Return what agents are to copy now: node, target, number."""
+        self.given = self.desk.memory.take_orders(self.at, self.nodes)
+        return [(node, order.target, order.number) for node, order in self.given]
+
+    def copied(
+        self, node: str, target: CopyTarget, save: Checkpoint, names: tuple[str, ...] = (), **fields: object
+    ) -> None:
+        """An agent has copied files of a checkpoint, all of its own if none is named."""
+        own = names or tuple(name for one in save.locations if one.root == str(self.place(node)) for name in one.names)
+        roots = {
+            DISK: self.disk(node),
+            MEMORY: str(self.place(node)),
+            NEIGHBOUR: f"{self.shm}/{node}/neighbours/{save.number}",
+        }
+        for name in own if target is DISK and "error" not in fields else ():
+            goal = Path(roots[DISK]) / name
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(self.place(node) / name, goal)
+        report = reports.CheckpointCopied(save.number, target, roots[target], own)
+        report = dataclasses.replace(report, **fields)  # type: ignore[arg-type]
+        self.desk.memory.enter_copied(self.at, node, report)
+        self.learn()
+
+    def disk(self, node: str) -> str:
+        return str(self.job.checkpoints if self.copier is None else self.far / node / "checkpoints")
+
+    def save_all(self, name: str, steps: int = 10) -> Checkpoint:
+        """Each node writes its own file of a checkpoint folder, and all go on."""
+        for rank, node in enumerate(self.nodes):
+            self.write({f"{name}/rank{rank}.pt": torch_save(adam(steps))}, node)
+            self.report(name, node, steps)
+        self.go_on()
+        self.settle()
+        return self.latest()
+
+
+def test_complete_checkpoint_goes_to_neighbour_and_disk_and_is_then_fetched(tmp_path: Path) -> None:
+    """A checkpoint in memory is complete at once, safe with its neighbour, and comes home from the disks of its hosts."""
+    world = MemoryWorld(tmp_path, "n0", "n1", "n2")
+    save = world.save_all("step-10")
+    assert save.state is CheckpointState.WHOLE
+    assert not memory.is_safe(save)
+    copies = [*((node, DISK, 1) for node in world.nodes), *((node, NEIGHBOUR, 1) for node in world.nodes)]
+    assert set(world.orders()) == set(copies)
+    assert world.orders() == []
+    for node, name in (("n1", "step-10/rank0.pt"), ("n2", "step-10/rank1.pt"), ("n0", "step-10/rank2.pt")):
+        world.copied(node, NEIGHBOUR, save, (name,))
+    save = world.latest()
+    assert memory.is_safe(save)
+    for node in world.nodes:
+        world.copied(node, DISK, save)
+    assert world.latest().is_in_transit
+    world.arrive()
+    world.settle()
+    save = world.latest()
+    assert (save.state, save.is_in_transit) == (CheckpointState.WHOLE, False)
+    assert save.locations[0] == FileLocation("", str(world.job.checkpoints))
+
+
+def test_lost_host_leaves_what_its_neighbour_has(tmp_path: Path) -> None:
+    """The next attempt begins from a checkpoint whose writer is lost, as its neighbour has the files."""
+    world = MemoryWorld(tmp_path, "n0", "n1", spares=("n9",))
+    save = world.save_all("step-10")
+    assert {("n9", NEIGHBOUR, 1)} == {order for order in world.orders() if order[1] is NEIGHBOUR}
+    world.copied("n9", NEIGHBOUR, save, ("step-10/rank0.pt", "step-10/rank1.pt"))
+    del world.up["n0"]
+    world.stop("n1")
+    world.lose("n0")
+    assert world.compare(1) == ""
+    world.up["n9"] = world.hello("n9")
+    assert world.desk.memory.restore(world.at, world.latest(), "n9")
+    (order,) = [order for _, order in world.desk.memory.take_orders(world.at, ("n1", "n9")) if order.target is MEMORY]
+    assert [one.host for one in order.sources] == ["", "n1"]
+    assert order.addresses == {"n1": ("n1:1",)}
+    world.copied("n9", MEMORY, save, tuple(piece.name for piece in save.files))
+    assert world.desk.memory.finished_restores == [("n9", "")]
+
+
+def test_checkpoint_that_only_lost_hosts_have_is_gone(tmp_path: Path) -> None:
+    world = MemoryWorld(tmp_path, "n0", "n1")
+    world.save_all("step-10")
+    del world.up["n0"]
+    world.stop("n1")
+    world.lose("n0")
+    assert world.compare(1) == "step-10/rank0.pt is only on n0, which cannot be reached"
+    assert world.latest().state is CheckpointState.GONE
+
+
+def test_checkpoint_stays_for_the_older_name_until_the_newer_is_here(tmp_path: Path) -> None:
+    """A name that is overwritten: the older checkpoint counts from the disk until the newer one is there, too."""
+    world = MemoryWorld(tmp_path, "n0", has_hosts=False)
+    world.write({"last.pt": torch_save(adam(1))})
+    world.report("last.pt")
+    world.go_on()
+    world.settle()
+    first = world.latest()
+    assert world.orders() == [("n0", DISK, 1)]
+    world.copied("n0", DISK, first)
+    world.write({"last.pt": torch_save(adam(22))}, replaces=True)
+    world.report("last.pt", steps=20)
+    assert [(one.host, one.is_memory) for one in world.saves[1].locations] == [("", False)]
+    world.go_on()
+    world.settle()
+    assert world.states() == [CheckpointState.WHOLE, CheckpointState.WHOLE]
+    world.orders()
+    world.copied("n0", DISK, world.saves[2])
+    assert world.states() == [CheckpointState.GONE, CheckpointState.WHOLE]
+
+
+def test_agent_that_died_has_an_empty_memory(tmp_path: Path) -> None:
+    """Files in the memory of an agent that has died are no more; those on its disk are."""
+    world = MemoryWorld(tmp_path, "n0", has_hosts=False)
+    world.save_all("step-10")
+    world.orders()
+    world.copied("n0", DISK, world.latest())
+    world.save_all("step-20", 20)
+    world.desk.memory.connected(world.at, world.hello("n0", is_memory_empty=True))
+    assert world.states() == [CheckpointState.WHOLE, CheckpointState.GONE]
+    assert world.saves[2].why == "was in the memory of n0, whose agent has died"
+
+
+def test_lost_order_is_given_again_and_failed_one_later(tmp_path: Path) -> None:
+    world = MemoryWorld(tmp_path, "n0", has_hosts=False)
+    save = world.save_all("step-10")
+    assert world.orders() == [("n0", DISK, 1)]
+    world.desk.memory.connected(world.at, world.hello("n0"))
+    assert world.orders() == [("n0", DISK, 1)]
+    world.copied("n0", DISK, save, error="No space left on device")
+    assert world.orders() == []
+    assert "checkpoint 1 on n0: not copied to disk: No space left on device" in world.notes
+    world.at += 60.0
+    assert world.orders() == [("n0", DISK, 1)]
+
+
+def test_checkpoint_is_skipped_when_memory_has_no_room_for_the_next(tmp_path: Path) -> None:
+    """A script that saves faster than the disk writes: the newest go there first, and older ones are given up, said so."""
+    size = len(torch_save(adam(10)))
+    world = MemoryWorld(tmp_path, "n0", has_hosts=False, limit=4 * size - 1)
+    world.save_all("step-10")
+    assert world.orders() == [("n0", DISK, 1)]
+    for step in (20, 30, 40):
+        world.save_all(f"step-{step}", step)
+    assert world.orders() == []
+    world.learn()
+    assert world.states() == [CheckpointState.WHOLE, CheckpointState.GONE, CheckpointState.WHOLE, CheckpointState.WHOLE]
+    assert "was skipped" in world.saves[2].why
+    assert [(node, one.number) for node, one in world.desk.memory.discards] == [("n0", 2)]
+
+
+def test_leaving_agent_has_moved_everything_to_its_disk(tmp_path: Path) -> None:
+    world = MemoryWorld(tmp_path, "n0", has_hosts=False)
+    world.save_all("step-10")
+    assert world.desk.is_saving
+    world.desk.memory.enter_copied(world.at, "n0", reports.CheckpointCopied(0, DISK, world.disk("n0"), ()))
+    world.learn()
+    assert world.latest().locations == (FileLocation("", str(world.job.checkpoints)),)
+    assert not world.desk.is_saving
+
+
+@pytest.mark.parametrize("has_hosts", [True, False])
+def test_nothing_is_ordered_without_memory(tmp_path: Path, has_hosts: bool) -> None:
+    world = MemoryWorld(tmp_path, "n0", has_hosts=has_hosts, limit=0)
+    assert not world.desk.memory.is_used
+    assert world.orders() == []
+    assert isinstance(orders.CopyCheckpoint(1, (), DISK), orders.CopyCheckpoint)
