@@ -190,7 +190,7 @@ def _from_node(facts: Facts, news: e.FromNode) -> None:
         case _ if not is_current:
             pass
         case reports.Prepared():
-            _prepared(node, report, news.at)
+            _prepared(facts, node, report, news.at)
         case reports.Probed(attempt=number) if node.rendezvous.probed < number:
             # The first answer counts: the first node stops listening once ranks are started.
             rendezvous = node.rendezvous
@@ -215,8 +215,10 @@ def _from_node(facts: Facts, news: e.FromNode) -> None:
             _inspected(facts, node, report, news.at)
 
 
-def _prepared(node: NodeFacts, news: reports.Prepared, at: float) -> None:
+def _prepared(facts: Facts, node: NodeFacts, news: reports.Prepared, at: float) -> None:
     node.ready_attempt = news.attempt
+    if news.memory_fault and node.ranks and facts.attempt is not None:
+        facts.attempt.memory_faults[node.name] = news.memory_fault
     if news.call > node.launcher_call:
         node.launcher_call, node.launcher_call_at = news.call, at
     rendezvous = node.rendezvous
@@ -251,7 +253,7 @@ def _exited(facts: Facts, news: reports.Exited, at: float) -> None:
     rank.rank_state, facts.living_ranks = RankState.EXITED, None
     facts.exited_count += 1
     rank.code, rank.signal, rank.failure, rank.is_oom = news.code, news.signal, news.failure, news.oom
-    rank.died_at, rank.gpu_users = at, news.gpu_users
+    rank.died_at, rank.gpu_users, rank.memory_full = at, news.gpu_users, news.memory_full
     is_stopping = facts.attempt is not None and facts.attempt.phase is Phase.STOP
     rank.stop_ordered = news.ordered or is_stopping
     rank.beat = replace(rank.beat, alone=news.alone, progress=news.progress or rank.beat.progress)

@@ -10,6 +10,8 @@ Loss: the loss that ranks print is not finite.
 
 Replicas: see `replicas`.
 
+Memory: checkpoints of nodes are written to disk, although the job wants them in memory.
+
 End: every rank exited with code 0, and a log ends with a traceback, the ranks made fewer steps than they have printed, or
 none though the script trains. The job has succeeded all the same: exit codes say that.
 """
@@ -20,6 +22,7 @@ import math
 from itertools import islice
 
 from orchestrator.brain import replicas, training
+from orchestrator.brain.checks.finding import join_names
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import NoticeTopic
@@ -28,13 +31,16 @@ from orchestrator.brain.model.rank_facts import REPORTING_RANKS_MAX, RankFacts
 from orchestrator.core.errors import Fault
 from orchestrator.core.observations import Framework
 from orchestrator.core.status_types import NOT_REPORTED
-from orchestrator.core.text import ranks_label
+from orchestrator.core.text import ranks_label, shorten_list
 
 INDEPENDENT_STEPS = 30
 """Steps without a process group after which a rank counts as independent. A rank that has ended well forms none later."""
 
 FINISHED_SHARE = 0.9
 """Below this share of the printed total, training counts as unfinished: some scripts print rarely, some skip steps."""
+
+REASONS_SHOWN = 3
+"""How many reasons are named for which checkpoints are not in memory."""
 
 RANKS_CONNECTED = "the ranks no longer train alone"
 
@@ -50,6 +56,8 @@ def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[d.
             return [d.Notice(now_s, RANKS_CONNECTED, number, NoticeTopic.ALONE, withdrawn=True)]
         if loss := _loss_notice(facts, attempt, now_s):
             return [loss]
+        if full := _memory_notice(attempt, now_s):
+            return [full]
         if drift := replicas.notice(facts, attempt, now_s):
             return [drift]
         if facts.is_done and attempt.last_notice(NoticeTopic.END) is None and (doubts := find_contradictions(facts)):
@@ -106,6 +114,16 @@ def _loss_notice(facts: Facts, attempt: AttemptFacts, now_s: float) -> d.Notice 
     since = f", seen from step {facts.step:,} on" if facts.step else ""
     why = f"loss is {loss:.4g} again" if active else f"loss is {loss}{since}"
     return d.Notice(now_s, why, attempt.number, NoticeTopic.LOSS, withdrawn=active is not None)
+
+
+def _memory_notice(attempt: AttemptFacts, now_s: float) -> d.Notice | None:
+    """Return the notice of nodes that write their checkpoints to disk, once in each attempt."""
+    faults = attempt.memory_faults
+    if not faults or attempt.last_notice(NoticeTopic.MEMORY):
+        return None
+    reasons = shorten_list(list(dict.fromkeys(faults.values())), REASONS_SHOWN, "reasons")
+    why = f"{join_names(list(faults))}: checkpoints are written to disk: {'; '.join(reasons)}"
+    return d.Notice(now_s, why, attempt.number, NoticeTopic.MEMORY)
 
 
 def _all_attempts(facts: Facts, attempt: AttemptFacts) -> list[AttemptFacts]:

@@ -227,7 +227,7 @@ def goodput(job: str | None, of_all: bool, since: float | None, by: str | None, 
 
     It counts the time of each rank from the job's submission to its end, by kind: steps that were kept, repeated steps, failures until detection, restarts, queues.
     """
-    from orchestrator.client import post_mortem
+    from orchestrator.client import job_checkpoints, post_mortem
     from orchestrator.journal.checkpoint_interval import STALLS_MIN
     from orchestrator.views import goodput as goodput_view
 
@@ -242,15 +242,17 @@ def goodput(job: str | None, of_all: bool, since: float | None, by: str | None, 
                 raise
             terminal.print_error(str(err))
     lab = []
-    has_advice = any(len(one.stalls_s) >= STALLS_MIN for one in usage_by_job.values())
-    for other in all_jobs() if has_advice and not of_all else ():
+    has_advice = not of_all and any(len(one.stalls_s) >= STALLS_MIN for one in usage_by_job.values())
+    for other in all_jobs() if has_advice else ():
         if other.id not in usage_by_job:
             with contextlib.suppress(OrchError, OSError):  # its failures are not known
                 lab.append(other.goodput())
+    memory_stall_s = job_checkpoints.memory_stall_s(one.folder, one.plan()) if has_advice else None
     if since is not None:
         usage_by_job = {job_id: one.since(time.time() - since) for job_id, one in usage_by_job.items()}
         usage_by_job = {job_id: one for job_id, one in usage_by_job.items() if one.spans}
-    print_result(post_mortem.time_uses(usage_by_job, lab), as_json, lambda usage: goodput_view.table(usage, by))
+    uses = post_mortem.time_uses(usage_by_job, lab, memory_stall_s)
+    print_result(uses, as_json, lambda usage: goodput_view.table(usage, by))
     return 0
 
 

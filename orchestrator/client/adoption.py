@@ -232,6 +232,8 @@ def row(offer: AdoptableCheckpoint) -> Json:
         "places": [],
         "exists": True,
         "complete": False,
+        "safe": False,
+        "safe_bytes": 0,
         "whole": None,
         "resume": False,
         "checkpoint_path": "",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.client import adoption
 from orchestrator.client.adoption import LIST_HINT, unusable_error
-from orchestrator.core.checkpoints import disk, ledger, tree
+from orchestrator.core.checkpoints import disk, ledger, memory, tree
 from orchestrator.core.checkpoints.checkpoint import START_PREFIX, Checkpoint, CheckpointState, FileLocation
 from orchestrator.core.checkpoints.ledger import ENDED_STATES
 from orchestrator.core.checkpoints.resume_choice import (
@@ -27,13 +27,16 @@ from orchestrator.core.checkpoints.resume_choice import (
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import status_file
-from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.layout import CODE_PREFIX, JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.text import format_count
 
 if TYPE_CHECKING:
     from orchestrator.brain.model.events import CheckpointRead
     from orchestrator.journal.job_record import Record
+
+MEMORY_BYTES_PER_S = 1e9
+"""How fast a checkpoint is written to memory, at least: pickling and copying take longer than the memory itself."""
 
 CHECKPOINTS_NAMED_MAX = 5
 """The number of checkpoints that an error names."""
@@ -230,6 +233,15 @@ def _is_unreachable(plan: Plan, checkpoint: Checkpoint) -> bool:
     )
 
 
+def memory_stall_s(job: JobDir, plan: Plan) -> float | None:
+    """Return for about how long a checkpoint in memory would stop the ranks; None if checkpoints are there already, or cannot be."""
+    timed = [one for one in load_checkpoints(job).values() if one.stall_s is not None and one.size_bytes]
+    is_elsewhere = plan.checkpoint_glob.startswith(("/", CODE_PREFIX)) or not all(one.is_named for one in timed)
+    if plan.memory_bytes or is_elsewhere or not timed:
+        return None
+    return sum(one.size_bytes for one in timed) / len(timed) / MEMORY_BYTES_PER_S
+
+
 # The list
 
 
@@ -274,7 +286,7 @@ def _load_override(job: JobDir) -> ResumeOverride | None:
 
 def _checkpoint_row(checkpoint: Checkpoint, verified_by: str, note: str, root: Path, *, is_start: bool) -> Json:
     """Return a checkpoint for JSON; `note`: why the next attempt skips it. `complete`: it is complete in the ledger and its files exist. `whole`: the result of a comparison of all
-    bytes has found, None without one. `resume`: the next attempt resumes from it. `why`: the note on it. `root`: where
+    bytes has found, None without one. `safe`: it outlives the loss of any one host. `resume`: the next attempt resumes from it. `why`: the note on it. `root`: where
     it was, if what is left of it was moved."""
     return {
         "save": checkpoint.number,
@@ -296,9 +308,13 @@ def _checkpoint_row(checkpoint: Checkpoint, verified_by: str, note: str, root: P
         "bytes": checkpoint.size_bytes,
         "written_at": status_file.iso(checkpoint.written_ns / 1e9),
         "stall_s": None if checkpoint.stall_s is None else round(checkpoint.stall_s, 3),
-        "places": [{"host": place.host, "path": place.root} for place in checkpoint.locations],
+        "places": [
+            {"host": place.host, "path": place.root, "memory": place.is_memory} for place in checkpoint.locations
+        ],
         "exists": bool(checkpoint.locations) and not checkpoint.locations[0].host and os.path.lexists(checkpoint.path),
         "complete": checkpoint.state is CheckpointState.WHOLE,
+        "safe": checkpoint.state is CheckpointState.WHOLE and memory.is_safe(checkpoint),
+        "safe_bytes": sum(piece.size_bytes for piece in memory.safe_files(checkpoint)),
         "whole": True if verified_by else False if checkpoint.state in ENDED_STATES else None,
         "resume": is_start,
         "checkpoint_path": "",

@@ -56,15 +56,18 @@ def time_use(usage: Goodput) -> Json:
     }
 
 
-def time_uses(usage_by_job: Mapping[str, Goodput], lab: Iterable[Goodput] = ()) -> Json:
+def time_uses(
+    usage_by_job: Mapping[str, Goodput], lab: Iterable[Goodput] = (), memory_stall_s: float | None = None
+) -> Json:
     """Return the time use of jobs by id, together and each, as `orch goodput --json` prints it; each with its failures and
-    their cost. `lab`: other jobs whose failures count for the advice on checkpoints."""
+    their cost. `lab`: other jobs whose failures count for the advice on checkpoints; `memory_stall_s`: what a
+    checkpoint of the one job would cost in memory."""
     known = [*usage_by_job.values(), *lab]
     jobs = [
         {
             "id": job_id,
             **time_use(one),
-            "advice": checkpoint_interval.advise(one, known),
+            "advice": checkpoint_interval.advise(one, known, memory_stall_s),
             "losses": [{**asdict(loss), "rank_seconds": round(rank_s, 3)} for loss, rank_s in one.losses().items()],
         }
         for job_id, one in usage_by_job.items()

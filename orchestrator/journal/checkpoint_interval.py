@@ -57,9 +57,9 @@ def _solve(count: int, chance: float) -> float:
     return low
 
 
-def advise(usage: Goodput, lab: Iterable[Goodput]) -> Json | None:
+def advise(usage: Goodput, lab: Iterable[Goodput], memory_stall_s: float | None = None) -> Json | None:
     """Return what the job's checkpoints cost at their interval, and at the best one; None where too little is known. `lab`: all
-    jobs, whose failures count by rank-hour. Shares and steps are None where no job has failed."""
+    jobs, whose failures count by rank-hour; `memory_stall_s`: what a checkpoint would cost in memory, if it could be there. Shares and steps are None where no job has failed."""
     stalls_s, step_s, ranks = usage.stalls_s, usage.step_s, usage.ranks
     stall_s = sum(stalls_s) / max(1, len(stalls_s))
     if len(stalls_s) < STALLS_MIN or not (stall_s and step_s and ranks and usage.interval_steps):
@@ -70,6 +70,7 @@ def advise(usage: Goodput, lab: Iterable[Goodput]) -> Json | None:
     between_s = [work_s / ranks / count if count else None for count in (high, failures, low)]
     steps = [None if one is None else max(1, round(best_interval_s(stall_s, one) / step_s)) for one in between_s]
     now = best = None
+    in_memory_s = stall_s if memory_stall_s is None else memory_stall_s
     if between_s[1] is not None and steps[1] is not None:
         now = cost(usage.interval_steps * step_s, stall_s, between_s[1])
         best = sum(cost(steps[1] * step_s, stall_s, between_s[1]))
@@ -85,4 +86,5 @@ def advise(usage: Goodput, lab: Iterable[Goodput]) -> Json | None:
         "checkpoint_share": now and round(now[0], 4),
         "failure_share": now and round(now[1], 4),
         "best_share": best and round(best, 4),
+        "memory_share": round(max(0.0, stall_s - in_memory_s) / (usage.interval_steps * step_s + stall_s), 4),
     }

@@ -146,6 +146,7 @@ class CheckpointAdvice(TypedDict):
     checkpoint_share: float | None
     failure_share: float | None
     best_share: float | None
+    memory_share: float
 
 
 class JobTimeUse(TimeUse):
@@ -306,9 +307,11 @@ class Save(TypedDict):
     bytes: int
     written_at: str
     stall_s: float | None
-    places: list[dict[str, str]]
+    places: list[dict[str, str | bool]]
     exists: bool
     complete: bool
+    safe: bool
+    safe_bytes: int
     whole: bool | None
     resume: bool
     checkpoint_path: str

@@ -170,16 +170,14 @@ class CheckpointSection(Section):
     @classmethod
     def _has_room(cls, value: int | None, info: ValidationInfo) -> int | None:
         path = info.data.get("path", "")
-        if value is None:
-            return value
-        if value < MEMORY_BYTES_MIN:
+        if value is not None and value < MEMORY_BYTES_MIN:
             raise WrongValue(f"must be at least {MEMORY_BYTES_MIN // 10**6}M")
-        if path.startswith(("/", CODE_PREFIX)):
+        if value is not None and path.startswith(("/", CODE_PREFIX)):
             raise ValueError(
                 f"has no effect with checkpoint.path {quote_value(path)}: only ORCH_CHECKPOINT_DIR can be in memory; "
                 "remove memory, or write a path relative to that"
             )
-        if info.data.get("keep", 0) is None:
+        if value is not None and info.data.get("keep", 0) is None:
             raise ValueError("needs checkpoint.keep, or old checkpoints would fill the memory; write keep: 3")
         return value
 

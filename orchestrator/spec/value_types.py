@@ -181,7 +181,7 @@ def _read_size(value: object) -> int:
     match = re.match(SIZE, str(value))
     if match is None:
         raise WrongValue(f"must be {PATTERNS[SIZE]}")
-    return round(float(match[1]) * (1024 if match[3] else 1000) ** (2 + "MGT".index(match[2])))
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** (2 + "MGT".index(match[2])))
 
 
 def _count_or_auto(value: object) -> object:

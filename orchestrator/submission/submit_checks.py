@@ -115,12 +115,11 @@ def refuse_lack_of_memory(file: SpecFile, plan: Plan) -> None:
     """Raise UserError for checkpoints that are to be in this machine's memory and do not fit there."""
     if plan.backend != "local" or not plan.memory_bytes:
         return
-    folder, nodes = resources.inspect_folder(plan.memory_dir), len(plan.nodes)
-    free = (folder.free_bytes, resources.available_bytes())
-    fault = folder.fault or host_facts.find_memory_shortage(plan.memory_bytes, nodes, plan.memory_dir, *free)
-    if not Path(plan.memory_dir).is_dir():
-        fault = f"{plan.memory_dir} is not a folder"
-    if fault:
+    folder, host_bytes = resources.inspect_folder(plan.memory_dir), resources.available_bytes()
+    fault = folder.fault if Path(plan.memory_dir).is_dir() else f"{plan.memory_dir} is not a folder"
+    if fault := fault or host_facts.find_memory_shortage(
+        plan.memory_bytes, len(plan.nodes), plan.memory_dir, folder.free_bytes, host_bytes
+    ):
         fix = "lower checkpoint.memory, free some memory, or name another folder in checkpoint.memory_dir"
         raise UserError(fault, file.where("checkpoint.memory"), fix)
 

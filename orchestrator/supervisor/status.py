@@ -17,6 +17,9 @@ from orchestrator.brain.model.facts import AttemptFacts, Facts, JobGoal, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.brain.scheduling import checkpoint_trust, placement, restart_policy
+from orchestrator.core.checkpoints import memory
+from orchestrator.core.checkpoints.checkpoint import Checkpoint
+from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import Fault
 from orchestrator.core.jobdir import status_file
@@ -49,6 +52,7 @@ _SETUP_TOPICS = (
     d.NoticeTopic.STEPS,
     d.NoticeTopic.LOSS,
     d.NoticeTopic.REPLICAS,
+    d.NoticeTopic.MEMORY,
     d.NoticeTopic.END,
 )
 """What notices of a status are about; hangs are its suspicion, slow ranks its stragglers."""
@@ -85,9 +89,10 @@ def status(
     reasons: Mapping[str, str] = NOTHING,
     transfers: Sequence[TransferStatus] = (),
     notices: Sequence[str] = (),
+    ledger: Mapping[int, Checkpoint] = MappingProxyType({}),
 ) -> Status:
     """Return the job as `orch status --json` shows it. `reasons`: why a node has no connection; `transfers`: checkpoints in
-    transfer; `notices`: those that do not follow from facts."""
+    transfer; `notices`: those that do not follow from facts; `ledger`: checkpoints with their files."""
     attempt = facts.attempt
     number, base = (attempt.number, attempt.call_step) if attempt else (0, 0)
     alive = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.ALIVE]
@@ -100,7 +105,6 @@ def status(
     reported = training.reported_training(facts)
     total = plan.total_steps or training.total_steps(facts.step, training.rate_per_s(facts), reported)
     suspected = _suspected(facts, now) if facts.end is None else None
-    newest = facts.checkpoint
     hosts = {planned.name: planned.host for planned in plan.nodes}
     local = {number: index for node in facts.nodes.values() for index, number in enumerate(node.ranks)}
     return replace(
@@ -118,7 +122,7 @@ def status(
         stragglers=_stragglers(facts),
         started_at=now.iso(facts.run_began_at),
         ended_at=now.iso(facts.ended_at),
-        checkpoint=CheckpointStatus(newest.path, newest.step) if newest is not None else None,
+        checkpoint=_checkpoint(facts.checkpoint, ledger),
         nodes=tuple(
             _node(facts, node, now, hosts.get(node.name, ""), reasons.get(node.name, ""))
             for node in facts.nodes.values()
@@ -266,6 +270,7 @@ def _notices(facts: Facts) -> Iterator[str]:
     if attempt is None:
         return
     given = {one.topic: one for past in facts.past_attempts for one in past.attempt.notices}
+    given.pop(d.NoticeTopic.MEMORY, None)  # each attempt looks again
     given |= {one.topic: one for one in attempt.notices}
     for topic in _SETUP_TOPICS:
         if (notice := given.get(topic)) is not None and not notice.withdrawn:
@@ -275,6 +280,15 @@ def _notices(facts: Facts) -> Iterator[str]:
     for loser in attempt.passed_over[:PASSED_SHOWN]:
         at = "" if loser.step is None else f" (step {loser.step:,})"
         yield f"attempt {attempt.number} did not resume from {loser.main}{at}: {loser.why}"
+
+
+def _checkpoint(newest: ResumePoint | None, ledger: Mapping[int, Checkpoint]) -> CheckpointStatus | None:
+    if newest is None or newest.save not in ledger:
+        return None if newest is None else CheckpointStatus(newest.path, newest.step)
+    checkpoint = ledger[newest.save]
+    safe_bytes = sum(piece.size_bytes for piece in memory.safe_files(checkpoint))
+    is_safe = memory.is_safe(checkpoint)
+    return CheckpointStatus(newest.path, newest.step, is_safe, checkpoint.size_bytes, safe_bytes)
 
 
 def _progress(facts: Facts) -> str | None:

@@ -390,11 +390,9 @@ class Supervisor:
         if not self._shared_file_notices and (durable or (facts.steps_made and self._series.is_due(now.wall_s))):
             self._shared_file_notices = rank_files.find_shared_files(self._job)
         with contextlib.suppress(OSError):  # a full disk must not end the supervisor over a view
-            transfers, reasons = (
-                self._checkpoint_tracker.copies.list_transfers(),
-                self._executor.unreachable_reasons(facts),
-            )
-            status = status_object.status(self._plan, facts, now, reasons, transfers, self._shared_file_notices)
+            tracker, reasons = self._checkpoint_tracker, self._executor.unreachable_reasons(facts)
+            notes = (tracker.copies.list_transfers(), self._shared_file_notices, tracker.checkpoints)
+            status = status_object.status(self._plan, facts, now, reasons, *notes)
             status_file.write(self._job, status_file.stamp(status, procfs.boot_id()), durable=durable)
             if status.state == "RUNNING" and self._series.is_due(now.wall_s):
                 self._series.add(status_object.sample(status, facts, now.wall_s))

@@ -9,7 +9,7 @@ from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointState
 from orchestrator.core.checkpoints.resume_choice import ResumeChoice
 from orchestrator.core.codec import Json
 from orchestrator.core.text import format_count, ranks_text
-from orchestrator.views.cells import Cell, Line, columns, line, or_dash, size
+from orchestrator.views.cells import Cell, Line, columns, line, name_list, or_dash, size
 
 PASSED_SHOWN = 5
 """How many skipped checkpoints are named."""
@@ -77,10 +77,24 @@ def _row(entry: Json, folder: str) -> list[Cell]:
 
 
 def _note_lines(entry: Json) -> Iterator[Line]:
-    """Yield the note on a checkpoint, below its row."""
+    """Yield where a checkpoint is that is in memory, and the note on it, below its row."""
+    if _is_in_memory(entry):
+        places = [
+            f"{'memory' if place['memory'] else 'disk'}@{place['host']}" if place["host"] else "home"
+            for place in sorted(entry["places"], key=lambda place: bool(place["memory"]))
+        ]
+        yield line(_PAD * 2, Cell(name_list(list(dict.fromkeys(places))), "dim"))
+        if entry["complete"] and not entry["safe"]:
+            yield line(
+                _PAD * 2, Cell(f"not safe yet: {size(entry['safe_bytes'])} of {size(entry['bytes'])} copied", "yellow")
+            )
     if entry["why"]:
         style = _STYLES.get(entry["state"], "yellow")
         yield line(_PAD * 2, Cell(_strip_name(entry["main"], entry["why"]), style))
+
+
+def _is_in_memory(entry: Json) -> bool:
+    return any(place.get("memory") for place in entry["places"])
 
 
 def _verified_lines(checkpoints: Sequence[Json]) -> Iterator[Line]:
@@ -96,7 +110,7 @@ def _verified_lines(checkpoints: Sequence[Json]) -> Iterator[Line]:
 def _location(entry: Json, folder: str) -> str:
     """Return the path of a checkpoint, and its host where it is on a host only."""
     hosts = [place["host"] for place in entry["places"]]
-    if any(hosts[:1]):
+    if any(hosts[:1]) and not _is_in_memory(entry):
         return f"{entry['main']} on {hosts[0]}"
     is_theirs = not entry["exists"] and len({place["path"] for place in entry["places"]}) < len(hosts)
     return f"{_short_path(entry['path'], folder)}{f' on {hosts[-1]}' if is_theirs else ''}"

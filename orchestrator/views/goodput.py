@@ -21,6 +21,9 @@ UNITS_MIN = 10
 SAVED_SHARE_MIN = 0.01
 """The share of the time that another interval must save to be advised."""
 
+MEMORY_SHARE_MIN = 0.005
+"""The share of the time that checkpoints in memory must save to be advised."""
+
 KIND_TEXTS = {
     "queued": "waiting for machines",
     "startup": "agents, setup, imports, rendezvous, up to the first new step",
@@ -120,6 +123,8 @@ def _advice_lines(advice: Json) -> Iterator[Line]:
         often = f"{format_count(advice['failures'], 'failure')} in {hours} of all jobs, so one in {duration(usual_s)}"
         limits = f"{duration(soonest_s)} to {duration(latest_s)}, every {fewest} to {most} steps, at 95 %"
         yield line(Cell(f"  from {often} with {format_count(advice['ranks'], 'rank')} ({limits})", "dim"))
+    if advice["memory_share"] >= MEMORY_SHARE_MIN:
+        yield line(f"checkpoint.memory would save about {100 * advice['memory_share']:.1f} %")
     yield line(
         Cell(
             f"  {advice['stall_s']:,.1f} s without steps at a checkpoint, the mean of {advice['checkpoints']:,}", "dim"

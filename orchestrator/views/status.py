@@ -112,6 +112,9 @@ def job(status: Status, *, every_rank: bool = False, reference: str = "", chars_
         step = status.checkpoint.step
         at = f" (step {step:,})" if step is not None else ""
         lines.append(line(f"checkpoint  {shorten_paths(status.checkpoint.path, status.dir)}{at}"))
+        if not status.checkpoint.safe:
+            of = f"{size(status.checkpoint.safe_bytes)} of {size(status.checkpoint.bytes)}"
+            lines.append(line(" " * 12, Cell(f"not safe yet: {of} copied to another host or a disk", "yellow")))
     for kind, runs in groupby(sorted(status.trackers, key=lambda run: run.kind), lambda run: run.kind):
         *before, last = [shorten_paths(run.path, status.dir) for run in runs]
         lines.append(line(f"{kind:<11} ", f"{len(before) + 1} runs, the last " if before else "", last))

@@ -24,7 +24,7 @@ class FakeMemory:
     is_empty: bool = True
     fault: str = ""
     full: str = ""
-    submit: Any = None
+    between_scans: Any = None
     is_drained: bool = False
     # The folder of the next attempt, and why it is not in memory
     next_folder: tuple[Path, str] | None = None

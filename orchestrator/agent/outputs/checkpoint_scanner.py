@@ -116,7 +116,7 @@ class CheckpointScanner:
         self._may_scan = self._scans = self._scans_disk = config.finds_checkpoints or config.ships
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "looks")
         if memory is not None:
-            memory.submit = self._thread.submit
+            memory.between_scans = lambda work: self._thread.submit(work).result()
         self._begin_future: concurrent.futures.Future[None] | None = None
         self._scan_future: concurrent.futures.Future[list[_WatchChange]] | None = None
         self._is_last = False

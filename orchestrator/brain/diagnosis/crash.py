@@ -62,6 +62,8 @@ _ADDRESS_ERROR = re.compile(
 
 _CUDA_OOM = re.compile(r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
 
+_MEMORY_FULL = "rank {0.rank}: no room for its checkpoint in memory (checkpoint.memory, {0.memory_full}): the next attempt writes to disk"
+
 _SIGABRT = 6
 _SIGKILL = 9
 _SIGTERM = 15
@@ -123,6 +125,7 @@ def _crash_verdict(
             else f"not out of memory (no OOM kill on {culprit.node} during this attempt)"
         )
     notes += culprit.gpu_users
+    notes += [_MEMORY_FULL.format(culprit)] if culprit.memory_full else []
     if other_failures:
         notes.append(f"after it ended badly: {_describe_places([rank for rank in failed if rank is not culprit])}")
     if facts.attempt is not None and facts.attempt.call > 1:

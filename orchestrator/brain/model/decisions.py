@@ -50,6 +50,7 @@ class NoticeTopic(enum.Enum):
     STEPS = "steps"  # a checkpoint contains another step than orch counted
     LOSS = "loss"  # the loss is not finite
     REPLICAS = "replicas"  # ranks no longer hold the same parameters, or none ever did
+    MEMORY = "memory"  # checkpoints are on disk, although they should be in memory
     END = "end"  # every rank exited with code 0, and what they printed says otherwise
 
 

@@ -85,9 +85,9 @@ class AttemptFacts:
     inspection: int = 0
     inspected_at: float | None = None
     inspections_in_silence: int = 0
-    # Newer checkpoints than `resume`, each with why the attempt did not resume from it.
+    # Newer checkpoints than `resume`, with why; by node why checkpoints are not in memory as wanted; the last notice of each topic and key.
     passed_over: tuple[SkippedCheckpoint, ...] = ()
-    # Notices given: the last one of each topic and key.
+    memory_faults: dict[str, str] = field(default_factory=dict)
     notices: list[d.Notice] = field(default_factory=list)
 
     # How it ended: the verdict, whether the next one avoids its node (see `host_faults`), its own steps, and since when it stops.

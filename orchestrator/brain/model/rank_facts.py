@@ -93,6 +93,7 @@ class RankFacts:
     failure: observations.Failure | None = None
     is_oom: bool = False
     gpu_users: tuple[str, ...] = ()
+    memory_full: str = ""
 
     @property
     def failed(self) -> bool:

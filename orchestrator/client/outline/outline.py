@@ -125,9 +125,9 @@ def make_outline(file: SpecFile, environ: Mapping[str, str]) -> Outline:
 
 def _memory_variable(file: SpecFile, plan: Plan) -> tuple[Setting, ...]:
     """Return the folder of the checkpoints, if it is in memory."""
-    folder = memory.memory_folder(plan.memory_dir, "{job_id}", "{node}") / memory.CHECKPOINTS
+    folder = str(memory.memory_folder(plan.memory_dir, "{job_id}", "{node}") / memory.CHECKPOINTS)
     where = file.where("checkpoint.memory")
-    return (Setting("ORCH_CHECKPOINT_DIR", str(folder), SetBy.YOU, where),) if plan.memory_bytes else ()
+    return (Setting("ORCH_CHECKPOINT_DIR", folder, SetBy.YOU, where),) if plan.memory_bytes else ()
 
 
 def _nodes(plan: Plan, environ: Mapping[str, str]) -> tuple[tuple[NodeOutline, ...], list[str]]:

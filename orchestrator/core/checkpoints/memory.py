@@ -36,8 +36,9 @@ def available_locations(checkpoint: Checkpoint, hosts: Collection[str]) -> tuple
 
 def safe_files(checkpoint: Checkpoint) -> Iterator[CheckpointFile]:
     """Yield the files of a checkpoint that are on a disk for all hosts, or on two hosts, in memory or on a disk of their own."""
+    locations = [(one.host, frozenset(one.names)) for one in checkpoint.locations]
     for piece in checkpoint.files:
-        hosts = {one.host for one in checkpoint.locations if not one.names or piece.name in one.names}
+        hosts = {host for host, names in locations if not names or piece.name in names}
         if "" in hosts or len(hosts) > 1:
             yield piece
 

@@ -30,10 +30,13 @@ LATE_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatus:
-    """Newest checkpoint that a job can resume from."""
+    """Newest checkpoint that a job can resume from, and how much of it outlives the loss of any one host; not `safe`: not all."""
 
     path: str
     step: int | None
+    safe: bool = True
+    bytes: int = 0
+    safe_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,7 +299,8 @@ class Agent:
         self.port = self.world.rng.randint(20000, 60000) if first else 0
         self.listens = first
         addresses = network.addresses(self.host) if first and hosts and self.world.nodes > 1 else ()
-        self.post(reports.Prepared(attempt, self.address, self.port, addresses))
+        fault = "/dev/shm has 0.06 GB" if self.host.index == self.world.night.full_node else ""
+        self.post(reports.Prepared(attempt, self.address, self.port, addresses, memory_fault=fault))
 
     def _go_on(self, attempt: int) -> None:
         """The script of an attempt comes to its next launcher call, or to its end."""

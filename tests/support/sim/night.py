@@ -145,6 +145,7 @@ class Night:
     odd_loss_attempts: int = 99
     drift: tuple[int, int] = (-1, 0)  # the parameters of this rank differ from this step of the job on
     holds_shards: bool = False  # no two ranks hold the same parameters
+    full_node: int = -1  # on this node checkpoints do not fit into memory
     caught_rank: int = -1  # the log of this rank ends with a traceback, and it exits with code 0
     states: bool = False  # checkpoints state the step that they hold
     late_steps: int = 0  # so many steps too late, at most, a checkpoint's time is taken

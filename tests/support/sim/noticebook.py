@@ -45,6 +45,8 @@ class NoticeBook:
         self.diverged_s: float | None = None  # since when two losses in a row of a rank were not finite
         self.caught: set[int] = set()  # they ended well behind a traceback
         self.ends_said = 0
+        self.full: set[str] = set()  # nodes without room for checkpoints in memory
+        self.full_said = 0
 
     def heard(self, beat: reports.Heartbeat) -> None:
         tries = self.ledger.tries
@@ -163,7 +165,15 @@ class NoticeBook:
                     self.ends_said == 1 and bool(self.caught),
                     f"{self.caught} ended behind a traceback: {news}",
                 )
+            case e.FromNode(node=node, report=reports.Prepared(attempt=attempt, memory_fault=fault)):
+                if fault and attempt == self.ledger.tries[-1].number:
+                    self.full.add(node)
+            case d.Notice(topic=d.NoticeTopic.MEMORY, why=why):
+                self.full_said += 1
+                must(self.full_said == 1 and bool(self.full), f"{self.full} have no room in memory: {news}")
+                must(all(node in why for node in self.full), f"{self.full} have no room in memory: {news}")
             case d.Finish(ending=d.AttemptEnd.DONE):
+                must(self.full_said == bool(self.full), f"{self.full} have no room in memory: {news}")
                 must(self.ends_said == bool(self.caught), f"{self.caught} ended behind a traceback: {news}")
             case _:
                 pass

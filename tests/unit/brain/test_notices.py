@@ -204,3 +204,33 @@ def test_numbers_other_than_job_step_are_no_difference() -> None:
 def test_incomplete_checkpoint_says_nothing_of_steps(state: CheckpointState) -> None:
     unfinished = save(500, state=state, steps=1000, stated=500, step_source=StepSource.STATED)
     assert not running(1).hear(e.CheckpointChanged(0.0, unfinished))
+
+
+def _begin(story: Story, attempt: int, *faults: str) -> list[d.Notice]:
+    """Make the nodes ready, each with its fault, and start the ranks; return the notices on memory."""
+    ready = [
+        e.FromNode(0.0, f"n{node}", reports.Prepared(attempt, "10.0.0.1", 5000, (), memory_fault=fault))
+        for node, fault in enumerate(faults)
+    ]
+    if attempt == 1:
+        story.hear(*(story.up(node) for node in range(len(faults))))
+    said = story.hear(*ready)
+    said += story.hear(*(e.FromNode(0.0, f"n{node}", reports.Started(attempt, (9,))) for node in range(len(faults))))
+    return [one for one in said if isinstance(one, d.Notice) and one.topic is NoticeTopic.MEMORY]
+
+
+def test_nodes_without_room_in_memory_are_named_once_in_each_attempt() -> None:
+    story, fault = Story(3, fence_s=None), "/dev/shm has 0.06 GB, checkpoint.memory is 64.0 GB"
+    (notice,) = _begin(story, 1, fault, "", fault)
+    assert notice.why == f"n0 and n2: checkpoints are written to disk: {fault}"
+    assert not story.hear(e.FromNode(0.0, "n0", reports.Heartbeat(1, ())))
+    story.hear(story.exited(0), *(story.stopped(node) for node in range(3)))
+    story.wait(30.0)
+    (again,) = _begin(story, 2, "", fault, "")
+    assert again.why == f"n1: checkpoints are written to disk: {fault}"
+
+
+def test_many_reasons_are_counted() -> None:
+    story = Story(6, fence_s=None)
+    (notice,) = _begin(story, 1, *(f"/dev/shm has 0.0{number} GB" for number in range(6)))
+    assert notice.why.endswith("/dev/shm has 0.02 GB; 3 more reasons")

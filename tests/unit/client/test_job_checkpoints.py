@@ -361,3 +361,30 @@ def test_complete_checkpoints_are_counted_by_folder(shelf: Shelf, tmp_path: Path
     assert {one["dir"]: one["whole"] for one in job_folders.job_folders(shelf.job)["checkpoints"]} == {
         str(shelf.folder): 2, f"{shelf.job.code}/out": 1, f"{tmp_path}/scratch/run": 1, "gpu3:/there": 1,
     }  # fmt: skip
+
+
+def test_part_in_memory_of_one_host_is_not_safe(shelf: Shelf) -> None:
+    """What is in the memory of one host alone is listed as such, and is not safe."""
+    in_memory = FileLocation("node-0", "/dev/shm/orch-x/checkpoints", is_memory=True)
+    shelf.add(30, locations=(in_memory,))
+    shelf.add(40, locations=(in_memory, FileLocation("node-1", "/dev/shm/orch-y/neighbours/4", is_memory=True)))
+    shelf.add(50, state=CheckpointState.OPEN)
+    listed = job_checkpoints.list_checkpoints(shelf.job, shelf.plan, verify=False)
+    rows = {one["step"]: one for one in listed if one["save"]}
+    assert [(row["step"], row["safe"]) for row in rows.values()] == [
+        (10, True), (20, True), (30, False), (40, True), (50, False),
+    ]  # fmt: skip
+    assert rows[30]["places"] == [{"host": "node-0", "path": "/dev/shm/orch-x/checkpoints", "memory": True}]
+    assert (rows[30]["safe_bytes"], rows[40]["safe_bytes"]) == (0, rows[40]["bytes"])
+
+
+def test_stall_in_memory_follows_from_size(shelf: Shelf) -> None:
+    """It is known where the checkpoints could be in memory, and are not."""
+    assert job_checkpoints.memory_stall_s(shelf.job, shelf.plan) is None, "no stall is known"
+    saved = shelf.add(30, stall_s=2.0)
+    assert job_checkpoints.memory_stall_s(shelf.job, shelf.plan) == saved.size_bytes / 1e9
+    for fields in ({"memory_bytes": 1 << 30}, {"checkpoint_glob": "/ckpt/*"}):
+        plan = dataclasses.replace(shelf.plan, **fields)
+        assert job_checkpoints.memory_stall_s(shelf.job, plan) is None
+    shelf.add_at_start(40, {"out/net.pth": state(40)}, stall_s=2.0)
+    assert job_checkpoints.memory_stall_s(shelf.job, shelf.plan) is None

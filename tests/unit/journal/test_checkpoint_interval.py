@@ -68,3 +68,10 @@ def test_nothing_is_advised_of_too_little() -> None:
     assert unharmed is not None
     assert unharmed["best_steps"][1:] == [None, None]
     assert unharmed["between_failures_s"][0] == pytest.approx(40 * HOUR_S / 3.689, rel=0.001)
+
+
+@pytest.mark.parametrize(("in_memory_s", "share"), [(None, 0.0), (0.5, 1.0 / 21.5), (1.5, 0.0), (9.0, 0.0)])
+def test_checkpoints_in_memory_save_the_rest_of_their_stall(in_memory_s: float | None, share: float) -> None:
+    usage = _job((1.4, 1.5, 1.6), 2)
+    advice = checkpoint_interval.advise(usage, [usage], in_memory_s)
+    assert advice is not None and advice["memory_share"] == pytest.approx(share, abs=0.0001)

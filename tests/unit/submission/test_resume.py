@@ -87,3 +87,17 @@ def test_resume_with_failing_supervisor_changes_nothing(tmp_path: Path, monkeypa
     after = {path: path.read_bytes() for path in folder.root.rglob("*") if path.is_file()}
     assert {path: data for path, data in after.items() if path.parent != folder.requests} == before
     assert folder.ended.exists() and requests.send(folder.requests, "resume", save="0") == 2
+
+
+def test_resume_may_turn_checkpoints_in_memory_on(tmp_path: Path) -> None:
+    """A resume that turns checkpoints in memory on gives the agents their certificate, and keeps the job's own."""
+    folder = folders.failed(tmp_path)
+    old, key = Job(folder).plan(), folder.secrets / "key.pem"
+    before = key.read_bytes() if key.exists() else b""
+    memory = ("checkpoint.keep=3", "checkpoint.memory=64M", f"checkpoint.memory_dir={tmp_path}")
+    new = resume_module.replan(folder, old, memory, {"PATH": "/usr/bin:/bin"})
+    assert (old.memory_bytes, new.memory_bytes, new.memory_dir) == (0, 64 * 10**6, str(tmp_path))
+    assert {path.name for path in folder.secrets.glob("peer*")} == {"peer_certificate.pem", "peer_key.pem"}
+    assert (key.read_bytes() if key.exists() else b"") == before
+    with pytest.raises(UserError, match=r"checkpoint\.memory is 900000\.0 GB"):
+        resume_module.replan(folder, new, (*memory, "checkpoint.memory=900T"), {"PATH": "/usr/bin:/bin"})

@@ -193,7 +193,7 @@ def test_every_heartbeat_field_is_shown_or_for_brain() -> None:
 def test_steps_continue_from_checkpoint_after_restart() -> None:
     status = _status(jobs.crashed_once(), at=12.0)
     assert (status["state"], status["attempt"], status["restarts"], status["step"]) == ("RUNNING", 2, 1, 25)
-    assert status["checkpoint"] == {"path": jobs.CKPT, "step": 20}
+    assert status["checkpoint"] == {"path": jobs.CKPT, "step": 20, "safe": True, "bytes": 0, "safe_bytes": 0}
 
 
 def test_resume_is_no_restart() -> None:

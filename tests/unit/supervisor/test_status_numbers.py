@@ -9,8 +9,10 @@ import math
 import pytest
 
 from orchestrator.brain.fold_events import fold
+from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, News
+from orchestrator.core.checkpoints.checkpoint import CheckpointFile, FileLocation
 from orchestrator.core.codec import Json
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.series import RankMeasurement
@@ -138,3 +140,40 @@ def test_post_mortem_shows_when_process_group_was_formed() -> None:
         0.4
     )
     assert sum(parts.values()) == pytest.approx(first["restart_s"])
+
+
+@pytest.mark.parametrize(
+    ("home", "safe", "safe_bytes"), [((), False, 0), (("a",), False, 3), (("a", "b"), True, 10), (None, True, 10)]
+)
+def test_safe_part_of_checkpoint_in_memory(home: tuple[str, ...] | None, safe: bool, safe_bytes: int) -> None:
+    """What is on a disk or on two hosts is safe; in the memory of one host it is not."""
+    facts = Facts()
+    for one in jobs.crashed_once():
+        fold(facts, one)
+    assert facts.checkpoint is not None
+    number = facts.checkpoint.save
+    files = (CheckpointFile("a", 3, 1), CheckpointFile("b", 7, 1))
+    in_memory = FileLocation("node-0", "/dev/shm/orch-x/checkpoints", is_memory=True)
+    copy = FileLocation("node-1", "/dev/shm/orch-x/neighbours/2", is_memory=True)
+    disk = FileLocation("", "/home/me", home or ())
+    places = (in_memory, copy) if home is None else (in_memory, disk) if home else (in_memory,)
+    ledger = {number: dataclasses.replace(facts.checkpoints[number], files=files, locations=places)}
+    shown = status_object.status(jobs.plan(), facts, jobs.moment(12.0), ledger=ledger).checkpoint
+    assert shown is not None
+    assert (shown.safe, shown.bytes, shown.safe_bytes) == (safe, 10, safe_bytes)
+
+
+def test_notice_of_memory_is_of_its_attempt_alone() -> None:
+    """That a node has no room for checkpoints in memory is shown in the attempt that met it."""
+    crashed = jobs.crashed_once()
+    begun = next(index for index, one in enumerate(crashed) if isinstance(one, d.Judge))
+    notice = d.Notice(3.0, "node-0: checkpoints are written to disk", 1, d.NoticeTopic.MEMORY)
+    assert _notices([*crashed[:begun], notice]) == (notice.why,)
+    assert _notices([*crashed[:begun], notice, *crashed[begun:]]) == ()
+
+
+def _notices(news: list[News]) -> tuple[str, ...]:
+    facts = Facts()
+    for one in news:
+        fold(facts, one)
+    return status_object.status(jobs.plan(), facts, jobs.moment(12.0)).notices

@@ -73,6 +73,20 @@ TABLES: dict[str, list[Json]] = {
         _save(1, main="out/ckpt_10.pt", path=f"{jobs.ROOT}/code/out/ckpt_10.pt", places=[{"host": "", "path": f"{jobs.ROOT}/code"}]),
         _save(2, main="run/step-20.pt", path="/scratch/run/step-20.pt", places=[{"host": "", "path": "/scratch"}], resume=True),
     ],
+    "in memory": [
+        _save(1, bytes=8_400_000_000, safe_bytes=8_400_000_000, complete=True, safe=True, places=[
+            *({"host": f"node{number}", "path": "/dev/shm/orch-x", "memory": True} for number in range(1, 9)),
+            {"host": "node1", "path": "/home/me/.orch/jobs/x/checkpoints", "memory": False}, {"host": "", "path": "/", "memory": False},
+        ]),
+        _save(2, bytes=8_400_000_000, safe_bytes=2_100_000_000, complete=True, safe=False, resume=True, places=[
+            {"host": "node1", "path": "/dev/shm/orch-x/checkpoints", "memory": True},
+            {"host": "node2", "path": "/dev/shm/orch-y/checkpoints", "memory": True},
+            {"host": "node2", "path": "/dev/shm/orch-y/neighbours/2", "memory": True},
+        ]),
+        _save(3, state="open", why="not every rank has made a step since", complete=False, safe=False, safe_bytes=0, places=[
+            {"host": "node1", "path": "/dev/shm/orch-x/checkpoints", "memory": True},
+        ]),
+    ],
     "nothing yet": [],
 }  # fmt: skip
 

@@ -57,3 +57,11 @@ def test_goodput_says_how_often_to_save(interval_steps: int, failures: int, said
     ]
     shown = view.table(post_mortem.time_uses({"gpt": Goodput((*worked, *lost), (1.5,) * 3, interval_steps, 1.0)}), None)
     assert said in cells.plain_text(shown)
+
+
+@pytest.mark.parametrize(("in_memory_s", "said"), [(0.5, True), (1.45, False), (None, False)])
+def test_goodput_says_what_memory_would_save(in_memory_s: float | None, said: bool) -> None:
+    worked = Span(0, 1, TimeKind.PRODUCTIVE, 0.0, 40 * HOUR_S, 4)
+    shown = post_mortem.time_uses({"gpt": Goodput((worked,), (1.5,) * 3, 20, 1.0)}, (), in_memory_s)
+    assert ("checkpoint.memory would save about 4.7 %" in cells.plain_text(view.table(shown, None))) == said
+    assert ("checkpoint.memory" in cells.plain_text(view.table(shown, None))) == said

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core.jobdir.status_file import Status
+from orchestrator.core.jobdir.status_file import CheckpointStatus, Status
 from orchestrator.core.status_types import ReportedNumber, Training, Usage
 from orchestrator.views import cells
 from orchestrator.views import status as status_view
@@ -57,3 +57,12 @@ def test_non_finite_loss_is_shown_as_such() -> None:
     text = cells.plain_text(status_view.job(_measured(1, loss=math.nan)))
     assert "  loss nan  " in text
     assert "GPU" not in cells.plain_text(status_view.job(_measured(1, usage=Usage(1.0))))
+
+
+def test_checkpoint_that_is_not_safe_yet_has_a_line() -> None:
+    known = _measured(1)
+    assert "not safe yet" not in cells.plain_text(status_view.job(known))
+    waits = replace(known, checkpoint=CheckpointStatus(jobs.CKPT, 20, False, 8_400_000_000, 2_100_000_000))
+    lines = cells.plain_text(status_view.job(waits)).splitlines()
+    (at,) = [index for index, line in enumerate(lines) if line.startswith("checkpoint ")]
+    assert lines[at + 1] == "            not safe yet: 2.1 GB of 8.4 GB copied to another host or a disk"

@@ -115,6 +115,19 @@ def test_others_on_a_full_gpu_are_named_before_the_traceback() -> None:
     assert judge.verdict.kind is d.VerdictKind.OOM and texts.index(user) < texts.index("Traceback ...")
 
 
+def test_full_memory_for_checkpoints_is_named_with_its_field() -> None:
+    """A rank whose checkpoint had no room in memory is told so, with the field, before its traceback."""
+    story = Story(2)
+    story.run()
+    full = observations.Failure("OSError", "[Errno 28] No space left on device", "Traceback ...", frame("train.py:9"))
+    exited = reports.Exited(1, 1, 1, None, 0, full, False, False, memory_full="64.0 of 64.0 GB used")
+    verdict = only(story.hear(e.FromNode(0.0, "n1", exited)), d.Judge).verdict
+    said = "rank 1: no room for its checkpoint in memory (checkpoint.memory, 64.0 of 64.0 GB used): the next attempt writes to disk"
+    texts = [evidence.text for evidence in verdict.proof]
+    assert verdict.kind is d.VerdictKind.CRASH and verdict.retry
+    assert texts.index(said) < texts.index("Traceback ...")
+
+
 @pytest.mark.parametrize(("where", "is_again"), [("train.py:3 step", True), ("", False)])
 def test_same_line_without_steps_is_same_failure(where: str, is_again: bool) -> None:
     story = Story(1)
