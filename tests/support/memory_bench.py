@@ -94,6 +94,13 @@ class MemoryBench:
         assert isinstance(found, reports.CheckpointCopied) and found.number == 0
         return found
 
+    def drain_in_vain(self) -> None:
+        """Begin to store all that is left, and wait until that has failed."""
+        count = len(self.told)
+        wait(self.memory.drain)
+        self.memory.poll()
+        assert len(self.told) == count
+
     def location(self, *names: str, root: Path | None = None) -> FileLocation:
         """Return where files are, for another node."""
         return FileLocation(self.memory._config.node, str(root or self.memory.folder), names, is_memory=True)

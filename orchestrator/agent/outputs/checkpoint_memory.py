@@ -70,14 +70,15 @@ class CheckpointMemory:
         self._unusable = self.fault = self._lock_memory()
         self._enter(self._staging if self.fault else self._memory)
         self.is_empty = True
-        # Does something that changes several files between two scans of the folder
-        self.between_scans: Callable[[Callable[[], None]], None] = lambda work: work()
+        # Gives work to the thread that scans the folder: what changes several files is done between two scans
+        self.submit: Callable[[Callable[[], None]], concurrent.futures.Future[None]] | None = None
         self._stored: dict[int, orders.CopyCheckpoint] = {}
         # Versions of files that no rank has written here
         self._copied_here = set[tuple[str, int, int]]()
         self._evicted = list[int]()
         lower_priority = lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), IDLE_NICENESS)  # noqa: E731
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "copies", lower_priority)
+        self._thread.submit(self._delete_stages)
         self._copies = list[concurrent.futures.Future[reports.CheckpointCopied]]()
         self._drained: concurrent.futures.Future[reports.CheckpointCopied] | None = None
         self._drain_by_s = self._ahead_s = 0.0
@@ -179,12 +180,18 @@ class CheckpointMemory:
             error = self._store(order) if order.target is CopyTarget.DISK else self._fetch(order, root)
         except OSError as err:
             error = f"{err.filename or ''}: {err.strerror}".lstrip(": ")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RuntimeError, concurrent.futures.CancelledError):  # the scanner has ended
             self._evict()
         shutil.rmtree(self._stage(order.number), ignore_errors=True)
         names = () if error else tuple(piece.name for piece in order.files)
         evicted, self._evicted = tuple(self._evicted), []
         return reports.CheckpointCopied(order.number, order.target, str(root), names, error, evicted)
+
+    def _delete_stages(self) -> None:
+        """Delete what an agent that was killed has not finished."""
+        for stage in (self._job.checkpoints / INCOMING).glob("*"):
+            if stage.name.partition("-")[2] == self._config.node:
+                shutil.rmtree(stage, ignore_errors=True)
 
     def _stage(self, number: int) -> Path:
         return self._job.checkpoints / INCOMING / f"{number}-{self._config.node}"
@@ -243,10 +250,16 @@ class CheckpointMemory:
         kept = 0 if is_low or used_bytes(self.folder) > self._config.memory_bytes else NUMBERS_KEPT
         numbers = sorted(number for number, order in self._stored.items() if not order.is_overwritten)
         for number in numbers[: len(numbers) - kept]:
-            self.between_scans(functools.partial(self._link, number))
+            self._between_scans(functools.partial(self._link, number))
         for folder in self._neighbours()[:-NUMBERS_KEPT]:
             shutil.rmtree(folder, ignore_errors=True)
             self._evicted.append(int(folder.name))
+
+    def _between_scans(self, work: Callable[[], None]) -> None:
+        if self.submit is None:
+            work()
+        else:
+            self.submit(work).result()
 
     def _neighbours(self) -> list[Path]:
         return sorted((self._base / memory.NEIGHBOURS).glob("*"), key=lambda folder: int(folder.name))
@@ -260,7 +273,7 @@ class CheckpointMemory:
 
     def discard(self, checkpoint: Checkpoint) -> None:
         """Delete a checkpoint that the supervisor does not keep, in memory only, when it is its turn."""
-        self._thread.submit(lambda: self.between_scans(functools.partial(self._delete, checkpoint)))
+        self._thread.submit(self._between_scans, functools.partial(self._delete, checkpoint))
 
     def _delete(self, checkpoint: Checkpoint) -> None:
         root = Path(checkpoint.locations[0].root)
@@ -294,15 +307,19 @@ class CheckpointMemory:
             self._drain_by_s = time.monotonic() + DRAIN_S_MAX
             self._drained = self._begin(self._drain)
         self.poll()
-        if is_late := time.monotonic() > self._drain_by_s:
+        is_late = time.monotonic() > self._drain_by_s
+        if is_late and self._drain_by_s:
             self._note(f"not all checkpoints in memory could be stored within {DRAIN_S_MAX:g} s")
+            self._drain_by_s = 0.0  # said
         return is_late or self._drained.done()
 
     def _drain(self) -> reports.CheckpointCopied:
-        error = self._store_rest()
+        if error := self._store_rest():
+            self._note(f"not all checkpoints in memory could be stored: {error}")
+            raise Cancelled  # nothing is reported
         numbers = {*self._evicted, *self._stored, *(int(folder.name) for folder in self._neighbours())}
-        evicted = () if error else tuple(sorted(numbers))
-        return reports.CheckpointCopied(0, CopyTarget.DISK, str(self._job.checkpoints), (), error, evicted)
+        root = str(self._job.checkpoints)
+        return reports.CheckpointCopied(0, CopyTarget.DISK, root, (), evicted=tuple(sorted(numbers)))
 
     def _store_rest(self) -> str:
         """Store every file that the disk lacks, or has in another version; return what could not be. A version that no format

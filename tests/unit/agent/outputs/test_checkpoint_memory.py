@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ ROOMY = 1 << 50
 @pytest.fixture(autouse=True)
 def rooms(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What is free, as a test wants it."""
-    found = [ROOMY]
+    found = [ROOMY, ROOMY]
     monkeypatch.setattr(checkpoint_memory, "find_rooms", lambda folder: list(found))
     return found
 
@@ -123,13 +124,14 @@ def test_under_pressure_newest_is_evicted_between_scans(bench: MemoryBench, room
     bench.save("step_1/b.pt")
     folder = bench.memory.folder
 
-    def between(work: object) -> None:
+    def act(work: Callable[[], None]) -> None:
         calls.append((folder / "step_1/a.pt").is_symlink())
-        work()  # type: ignore[operator]
+        work()
         calls.append((folder / "step_1/b.pt").is_symlink())
 
-    bench.memory.between_scans = between
-    assert bench.store(1, "step_1/a.pt", "step_1/b.pt").evicted == (1,)
+    with ThreadPoolExecutor(1) as scans:
+        bench.memory.submit = lambda work: scans.submit(act, work)
+        assert bench.store(1, "step_1/a.pt", "step_1/b.pt").evicted == (1,)
     assert calls == [False, True]
 
 

@@ -114,7 +114,7 @@ def test_garbage_and_too_many_connections_are_cut_off(served: tuple[Path, tuple[
 
 @pytest.fixture(autouse=True)
 def rooms(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    found = [1 << 50]
+    found = [1 << 50, 1 << 50]
     monkeypatch.setattr(checkpoint_memory, "find_rooms", lambda folder: list(found))
     return found
 
