@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.host import prepare
 from orchestrator.agent.process import agent as agent_module
 from orchestrator.agent.process import departure
 from orchestrator.agent.process.agent import Agent
+from orchestrator.agent.process.attempt import NodeAttempt
+from orchestrator.agent.ranks import step_counter
+from orchestrator.agent.ranks.hook.layout import STEP_FILE
+from orchestrator.agent.ranks.processes import NodeRanks, RankProcess, RanksGoal
 from orchestrator.core.checkpoints.checkpoint import (
     Checkpoint,
     CheckpointFile,
@@ -22,6 +25,7 @@ from orchestrator.core.checkpoints.checkpoint import (
 )
 from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.log_index import LogIndex
 from orchestrator.core.settings import rank_env
 from orchestrator.core.wire import orders, reports
 from tests.support import fake_host
@@ -217,10 +221,29 @@ def test_leaving_agent_stores_what_is_in_memory(
     assert memory.asked[-2:] == ["poll", "close"]
 
 
+@pytest.mark.parametrize(("ended", "ordered", "said"), [(1, False, True), (0, False, False), (1, True, False)])
+def test_failed_rank_is_reported_with_full_memory(
+    memory: FakeMemory, tmp_path: Path, ended: int, ordered: bool, said: bool
+) -> None:
+    memory.full = "64.0 of 64.0 GB used"
+    agent, job = _agent(memory), JobDir(tmp_path / "job")
+    folder = job.rank_run("node-0", 2, 0)
+    for made in (folder, job.attempt_logs(2)):
+        made.mkdir(parents=True)
+    step_counter.create_step_file(folder / STEP_FILE)
+    counter = step_counter.StepCounter(folder / STEP_FILE)
+    process = RankProcess(0, 0, 7, folder, job.rank_log(2, 0), LogIndex(job.rank_index(2, 0)), counter)
+    ranks = NodeRanks(2, job, "node-0", [process], goal=RanksGoal.STOP if ordered else RanksGoal.RUN)
+    attempt = NodeAttempt(ranks, agent._scanner, agent._link.report, agent._note)
+    attempt.note_exit(7, ended << 8, is_reported=True)
+    (report,) = _reports(agent)
+    assert isinstance(report, reports.Exited) and report.memory_full == (memory.full if said else "")
+
+
 def test_without_memory_nothing_is_opened(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
     agent = Agent(fake_host.config(root=str(folder), ships=False), {})
-    assert agent._memory is None and agent._departure.is_ready(()) and prepare.Preparation is not None
+    assert agent._memory is None and agent._departure.is_ready(())
     at = agent._preparation._node_plan(fake_host.prepare(2))
     assert at.checkpoint_dir == "" and at.placeholder_values()["checkpoint_dir"] == str(JobDir(folder).checkpoints)
