@@ -6,6 +6,7 @@ import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
 
 def _agent(memory: FakeMemory, **config: object) -> Agent:
     root = str(memory.on_disk.parent)
-    usual = {"root": root, "ships": False, "memory_bytes": 1 << 30, "memory_dir": "/dev/shm"}
+    usual: dict[str, Any] = {"root": root, "ships": False, "memory_bytes": 1 << 30, "memory_dir": "/dev/shm"}
     return Agent(fake_host.config(**{**usual, **config}), {})
 
 
@@ -71,12 +72,12 @@ def _prepared(memory: FakeMemory, order: orders.PrepareNode) -> tuple[reports.Re
 
 def _checkpoint(folder: Path, name: str = "step_5/a.pt", **change: object) -> Checkpoint:
     write(folder / name, b"weights", SAVED_NS)
-    usual: dict[str, object] = {
+    usual: dict[str, Any] = {
         "main": name.partition("/")[0],
         "files": (CheckpointFile(name, 7, SAVED_NS),),
         "locations": (FileLocation("", str(folder)),),
     }
-    return saved(1, **{**usual, **change})  # type: ignore[arg-type]
+    return saved(1, **{**usual, **change})
 
 
 def test_ranks_write_to_memory_and_resume_from_it(memory: FakeMemory) -> None:

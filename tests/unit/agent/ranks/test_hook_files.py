@@ -12,6 +12,7 @@ import pytest
 from orchestrator.agent.ranks.hook import errors, files
 from orchestrator.agent.ranks.hook.errors import HookNotes
 from orchestrator.agent.ranks.hook.files import ENDINGS, may_be_checkpoint
+from orchestrator.agent.ranks.hook.layout import FILES_FILE
 from orchestrator.core.checkpoints import file_groups
 from tests.support.saved_files import write
 
@@ -34,7 +35,7 @@ def test_file_is_noted_by_suffix_or_name(name: str, may_be: bool) -> None:
 def test_only_own_folder_in_memory_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What else is below /dev is no checkpoint."""
     monkeypatch.setattr(sys, "addaudithook", lambda _: None)
-    notes = []
+    notes = list[list[str]]()
     for folder in ("/dev/shm/orch-j-node-0/checkpoints", f"{tmp_path}/checkpoints", ""):
         monkeypatch.setenv("ORCH_CHECKPOINT_DIR", folder)
         run = tmp_path / f"run-{len(notes)}"
@@ -42,7 +43,7 @@ def test_only_own_folder_in_memory_is_noted(tmp_path: Path, monkeypatch: pytest.
         watch = files.FileWatch(str(run), cast(HookNotes, None), lambda: 3)
         for name in ("/dev/shm/orch-j-node-0/checkpoints/a.pt", "/dev/shm/b.pt", f"{run}/c.pt", f"{tmp_path}/d.pt"):
             watch.note_opening(name, os.O_WRONLY)
-        notes.append([line.rpartition("/")[2][:1] for line in (run / files.FILES_FILE).read_text().splitlines()[1:]])
+        notes.append([line.rpartition("/")[2][:1] for line in (run / FILES_FILE).read_text().splitlines()[1:]])
     assert notes == [["a", "d"], ["d"], ["d"]]
 
 
