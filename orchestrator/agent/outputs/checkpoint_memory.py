@@ -70,8 +70,8 @@ class CheckpointMemory:
         self._unusable = self.fault = self._lock_memory()
         self._enter(self._staging if self.fault else self._memory)
         self.is_empty = True
-        # Gives work to the thread that scans the folder: what changes several files is done between two scans
-        self.submit: Callable[[Callable[[], None]], concurrent.futures.Future[None]] | None = None
+        # Does something that changes several files between two scans of the folder
+        self.between_scans: Callable[[Callable[[], None]], None] = lambda work: work()
         self._stored: dict[int, orders.CopyCheckpoint] = {}
         # Versions of files that no rank has written here
         self._copied_here = set[tuple[str, int, int]]()
@@ -250,16 +250,10 @@ class CheckpointMemory:
         kept = 0 if is_low or used_bytes(self.folder) > self._config.memory_bytes else NUMBERS_KEPT
         numbers = sorted(number for number, order in self._stored.items() if not order.is_overwritten)
         for number in numbers[: len(numbers) - kept]:
-            self._between_scans(functools.partial(self._link, number))
+            self.between_scans(functools.partial(self._link, number))
         for folder in self._neighbours()[:-NUMBERS_KEPT]:
             shutil.rmtree(folder, ignore_errors=True)
             self._evicted.append(int(folder.name))
-
-    def _between_scans(self, work: Callable[[], None]) -> None:
-        if self.submit is None:
-            work()
-        else:
-            self.submit(work).result()
 
     def _neighbours(self) -> list[Path]:
         return sorted((self._base / memory.NEIGHBOURS).glob("*"), key=lambda folder: int(folder.name))
@@ -273,7 +267,7 @@ class CheckpointMemory:
 
     def discard(self, checkpoint: Checkpoint) -> None:
         """Delete a checkpoint that the supervisor does not keep, in memory only, when it is its turn."""
-        self._thread.submit(self._between_scans, functools.partial(self._delete, checkpoint))
+        self._thread.submit(lambda: self.between_scans(functools.partial(self._delete, checkpoint)))
 
     def _delete(self, checkpoint: Checkpoint) -> None:
         root = Path(checkpoint.locations[0].root)

@@ -130,7 +130,7 @@ def test_under_pressure_newest_is_evicted_between_scans(bench: MemoryBench, room
         calls.append((folder / "step_1/b.pt").is_symlink())
 
     with ThreadPoolExecutor(1) as scans:
-        bench.memory.submit = lambda work: scans.submit(act, work)
+        bench.memory.between_scans = lambda work: scans.submit(act, work).result()
         assert bench.store(1, "step_1/a.pt", "step_1/b.pt").evicted == (1,)
     assert calls == [False, True]
 
