@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.checkpoints import ledger
-from orchestrator.core.checkpoints.checkpoint import CheckpointState
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointState
 from orchestrator.core.checkpoints.memory import memory_folder
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
 
@@ -70,11 +70,14 @@ def _folder(job: Sight, memory_dir: Path, node: str = "node-0") -> Path:
     return memory_folder(str(memory_dir), job.job.id, node) / "checkpoints"
 
 
+def _whole(job: Sight) -> list[Checkpoint]:
+    known, _ = ledger.read(job.root, job.job.folder.ledger)
+    return [one for one in known.values() if one.state is CheckpointState.WHOLE]
+
+
 def _on_disk(job: Sight) -> list[str]:
     """Return the complete checkpoints that the ledger has on the disk."""
-    known, _ = ledger.read(job.root, job.job.folder.ledger)
-    whole = [one for one in known.values() if one.state is CheckpointState.WHOLE]
-    return sorted({one.main for one in whole if any(not place.is_memory for place in one.locations)})
+    return sorted({one.main for one in _whole(job) if any(not place.is_memory for place in one.locations)})
 
 
 THREE = """
@@ -139,3 +142,33 @@ def test_agent_ended_by_signal_stores_what_is_in_memory(desk: Desk, memory_dir: 
     assert (job.job.folder.checkpoints / "by-a-person.bin").read_text() == "x"
     line = job.log(0, 2).splitlines()[1]
     assert line.startswith(f"resumed {folder}/step-20 20 "), line
+
+
+SHARED = """
+mine = f"rank{rank}.pt"
+if resume_from:
+    found = {path.name: step_of(path) for path in Path(resume_from).iterdir()}
+    print("resumed", resume_from, sorted(found.items()), flush=True)
+    run(40, start=20)
+    sys.exit()
+for step in (10, 20):
+    run(step, start=step - 10)
+    save(f"step-{step}/{mine}", step)
+run(1000000, start=20)
+"""
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_each_node_resumes_from_files_of_both(desk: Desk, memory_dir: Path, stored: bool) -> None:
+    """Each node has a part of a checkpoint; what the disk does not have yet comes from the other's memory."""
+    job = _submit(desk, memory_dir, SHARED, nodes=2)
+    folders = [_folder(job, memory_dir, node) for node in ("node-0", "node-1")]
+    if stored:
+        wait_until(lambda: _on_disk(job) == ["step-10", "step-20"], "copies on the disk")
+    else:
+        wait_until(lambda: "step-20" in [one.main for one in _whole(job)], "a complete checkpoint")
+    kill(job.rank_procs()[0])
+    assert job.wait()["state"] == "SUCCEEDED", job.job.why()
+    for rank, folder in enumerate(folders):
+        line = job.log(rank, 2).splitlines()[1]
+        assert line == f"resumed {folder}/step-20 [('rank0.pt', 20), ('rank1.pt', 20)]"
