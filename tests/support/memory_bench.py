@@ -44,7 +44,7 @@ class MemoryBench:
 
     memory: CheckpointMemory
     job: JobDir
-    reports: list[reports.ReliableReport]
+    told: list[reports.ReliableReport]
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -71,14 +71,14 @@ class MemoryBench:
 
     def next_report(self) -> reports.CheckpointCopied:
         """Wait for a report."""
-        count = len(self.reports)
+        count = len(self.told)
 
         def is_there() -> bool:
             self.memory.poll()
-            return len(self.reports) > count
+            return len(self.told) > count
 
         wait(is_there)
-        found = self.reports[count]
+        found = self.told[count]
         assert isinstance(found, reports.CheckpointCopied)
         return found
 
@@ -90,9 +90,16 @@ class MemoryBench:
         """Store all that is left."""
         wait(self.memory.drain)
         self.memory.poll()
-        found = self.reports[-1]
+        found = self.told[-1]
         assert isinstance(found, reports.CheckpointCopied) and found.number == 0
         return found
+
+    def drain_in_vain(self) -> None:
+        """Begin to store all that is left, and wait until that has failed."""
+        count = len(self.told)
+        wait(self.memory.drain)
+        self.memory.poll()
+        assert len(self.told) == count
 
     def location(self, *names: str, root: Path | None = None) -> FileLocation:
         """Return where files are, for another node."""
@@ -109,7 +116,7 @@ def memory_bench(
         path.mkdir(parents=True, exist_ok=True)
     config = fake_host.config(
         node, root=str(job.root), memory_bytes=MEMORY_BYTES, memory_dir=str(folder / "memory"), peer_key=KEY,
-        peer_certificate=CERTIFICATE, **fields,
+        peer_certificate=CERTIFICATE, **fields,  # type: ignore[arg-type]
     )  # fmt: skip
     found: list[reports.ReliableReport] = []
     notes: list[str] = []

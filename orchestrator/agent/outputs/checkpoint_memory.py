@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from orchestrator.agent.outputs import peer_files
 from orchestrator.core.checkpoints import disk, file_groups, memory, tree, validation
-from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointFile, CopyTarget, FileLocation
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, CopyTarget, FileLocation
 from orchestrator.core.errors import Cancelled
 from orchestrator.core.host import interfaces, procfs
 from orchestrator.core.jobdir import locks, ownership
@@ -76,10 +76,12 @@ class CheckpointMemory:
         # Versions of files that no rank has written here
         self._copied_here = set[tuple[str, int, int]]()
         self._evicted = list[int]()
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "copies", _lower_priority)
+        lower_priority = lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), IDLE_NICENESS)  # noqa: E731
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "copies", lower_priority)
+        self._thread.submit(self._delete_stages)
         self._copies = list[concurrent.futures.Future[reports.CheckpointCopied]]()
         self._drained: concurrent.futures.Future[reports.CheckpointCopied] | None = None
-        self._end_s, self._ahead_s = float("inf"), 0.0
+        self._drain_by_s = self._ahead_s = 0.0
         roots = [
             base / name for base in (self._memory, self._staging) for name in (memory.CHECKPOINTS, memory.NEIGHBOURS)
         ]
@@ -173,29 +175,35 @@ class CheckpointMemory:
         roots = {CopyTarget.DISK: self._job.checkpoints, CopyTarget.MEMORY: self.folder}
         root = roots.get(order.target, self._base / memory.NEIGHBOURS / str(order.number))
         try:
-            if any(not {"..", "/"}.isdisjoint(PurePosixPath(piece.name).parts) for piece in order.files):
+            if any("\0" in p.name or not {"..", "/"}.isdisjoint(PurePosixPath(p.name).parts) for p in order.files):
                 raise OSError(0, "a name leads out of the folder")
             error = self._store(order) if order.target is CopyTarget.DISK else self._fetch(order, root)
-            self._evict()
         except OSError as err:
             error = f"{err.filename or ''}: {err.strerror}".lstrip(": ")
+        with contextlib.suppress(OSError, RuntimeError, concurrent.futures.CancelledError):  # the scanner has ended
+            self._evict()
         shutil.rmtree(self._stage(order.number), ignore_errors=True)
-        names = tuple(piece.name for piece in order.files if disk.matches_record(root, piece))
+        names = () if error else tuple(piece.name for piece in order.files)
         evicted, self._evicted = tuple(self._evicted), []
         return reports.CheckpointCopied(order.number, order.target, str(root), names, error, evicted)
+
+    def _delete_stages(self) -> None:
+        """Delete what an agent that was killed has not finished."""
+        for stage in (self._job.checkpoints / INCOMING).glob("*"):
+            if stage.name.partition("-")[2] == self._config.node:
+                shutil.rmtree(stage, ignore_errors=True)
 
     def _stage(self, number: int) -> Path:
         return self._job.checkpoints / INCOMING / f"{number}-{self._config.node}"
 
     def _store(self, order: orders.CopyCheckpoint) -> str:
-        """Copy files to the disk; return why they are not there. Raises OSError, Cancelled."""
+        """Copy files to the disk; return why they are not there. Raises OSError."""
         root, stage = self._job.checkpoints, self._stage(order.number)
         todo = [piece for piece in order.files if not disk.matches_record(root, piece)]
         for piece in todo:
-            self._check()
             disk.put_file(self.folder / piece.name, stage / piece.name)
             is_same = all(disk.matches_record(place, piece) for place in (self.folder, stage))
-            if not is_same or piece.sha256 not in ("", disk.sha256(stage / piece.name, self._check)):
+            if not is_same or piece.sha256 not in ("", disk.sha256(stage / piece.name)):
                 return f"{piece.name} has changed since it was saved"
         disk.install([piece.name for piece in todo], stage, root)
         self._stored[order.number] = order
@@ -234,10 +242,6 @@ class CheckpointMemory:
         if self._drained is not None:
             raise Cancelled
 
-    def _check(self, _: int = 0) -> None:
-        if time.monotonic() > self._end_s:
-            raise Cancelled
-
     def _evict(self) -> None:
         """Make room: numbered files that are on the disk become links to it, but for the newest."""
         host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -270,10 +274,12 @@ class CheckpointMemory:
         if self._base not in root.parents:
             return
         self._stored.pop(checkpoint.number, None)
-        for path in (root / piece.name for piece in checkpoint.files if _is_here(root, piece)):
-            path.unlink()
+        for piece in checkpoint.files:
+            path = root / piece.name
             with contextlib.suppress(OSError):
-                for folder in path.parents:
+                if path.is_symlink() or disk.matches_record(root, piece):
+                    path.unlink()
+                for folder in path.parents[: path.parents.index(self._base)]:
                     if folder != self.folder:
                         folder.rmdir()
 
@@ -292,22 +298,26 @@ class CheckpointMemory:
     def drain(self) -> bool:
         """Begin to store everything that the disk lacks, and end other copies; return whether that is over."""
         if self._drained is None:
-            self._end_s = time.monotonic() + DRAIN_S_MAX
+            self._drain_by_s = time.monotonic() + DRAIN_S_MAX
             self._drained = self._begin(self._drain)
         self.poll()
-        if is_late := time.monotonic() > self._end_s:
+        is_late = time.monotonic() > self._drain_by_s
+        if is_late and self._drain_by_s:
             self._note(f"not all checkpoints in memory could be stored within {DRAIN_S_MAX:g} s")
+            self._drain_by_s = 0.0  # said
         return is_late or self._drained.done()
 
     def _drain(self) -> reports.CheckpointCopied:
-        error = self._store_rest()
+        if error := self._store_rest():
+            self._note(f"not all checkpoints in memory could be stored: {error}")
+            raise Cancelled  # nothing is reported
         numbers = {*self._evicted, *self._stored, *(int(folder.name) for folder in self._neighbours())}
-        evicted = () if error else tuple(sorted(numbers))
-        return reports.CheckpointCopied(0, CopyTarget.DISK, str(self._job.checkpoints), (), error, evicted)
+        root = str(self._job.checkpoints)
+        return reports.CheckpointCopied(0, CopyTarget.DISK, root, (), evicted=tuple(sorted(numbers)))
 
     def _store_rest(self) -> str:
-        """Store every file that the disk lacks, or has in another version; return what could not be. Raises Cancelled. A version that
-        no format proves replaces none: it comes beside it, under a hidden name."""
+        """Store every file that the disk lacks, or has in another version; return what could not be. A version that no format
+        proves replaces none: it comes beside it, under a hidden name."""
         root, stage, error = self._job.checkpoints, self._stage(0), ""
         files = {piece.name: piece for piece in disk.list_files(self.folder) if not disk.matches_record(root, piece)}
         proved = set[str]()
@@ -315,7 +325,6 @@ class CheckpointMemory:
             if validation.read_group(self.folder, group, files).is_proved:
                 proved.update(group.names)
         for piece in files.values():
-            self._check()
             path, is_other = PurePosixPath(piece.name), os.path.lexists(root / piece.name)
             if is_other and piece.stamp in self._copied_here:
                 continue
@@ -331,21 +340,11 @@ class CheckpointMemory:
 
     def close(self) -> None:
         """End the threads, and delete what is in memory."""
-        self._end_s = 0.0
         self._server.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._lock_fd is not None:
             shutil.rmtree(self._memory, ignore_errors=True)
             os.close(self._lock_fd)
-
-
-def _lower_priority() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), IDLE_NICENESS)
-
-
-def _is_here(root: Path, piece: CheckpointFile) -> bool:
-    """Return whether a file is in memory in this version, or as a link."""
-    return (root / piece.name).is_symlink() or disk.matches_record(root, piece)
 
 
 def used_bytes(folder: Path) -> int:

@@ -16,6 +16,7 @@ import socketserver
 import tempfile
 import threading
 from collections.abc import Collection, Sequence
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,7 +27,7 @@ from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
 from orchestrator.core.wire import connection
 
 BLOCK_BYTES = 1 << 20
-CONNECTIONS_MAX = 16
+CONNECTIONS_MAX = 64
 """How many connections a server has at a time; more are closed at once."""
 
 CONNECT_S_MAX, REQUEST_S_MAX, SILENCE_S_MAX = 5.0, 10.0, 60.0
@@ -39,7 +40,7 @@ _FAULTS = (OSError, ValueError, KeyError, TypeError, codec.CodecError)
 class PeerServer(socketserver.ThreadingTCPServer):
     """Server, in threads, of the regular files below `roots`; a file behind a link counts where it is."""
 
-    daemon_threads = True
+    daemon_threads, request_queue_size = True, CONNECTIONS_MAX
 
     def __init__(self, token: str, certificate_pem: str, key_pem: str, roots: Collection[Path], folder: Path) -> None:
         """`folder`: for the file with the key, which exists for an instant. Raises OSError."""
@@ -76,7 +77,7 @@ class PeerServer(socketserver.ThreadingTCPServer):
         finally:
             self._slots.release()
 
-    def _answer(self, stream: BinaryIO, asked: dict[str, Any]) -> None:
+    def _answer(self, stream: BufferedIOBase, asked: dict[str, Any]) -> None:
         for name in asked["names"]:
             with formats.open_regular(Path(asked["root"], name)) as file:
                 real = Path(f"/proc/self/fd/{file.fileno()}").readlink()
@@ -121,7 +122,7 @@ def fetch(
     return "; ".join(failures) or "the address of its agent is not known"
 
 
-def _receive(stream: BinaryIO, piece: CheckpointFile, target: Path, pace: disk.Pace) -> None:
+def _receive(stream: BufferedIOBase, piece: CheckpointFile, target: Path, pace: disk.Pace) -> None:
     """Receive a file. Raises LineError, OSError, ValueError."""
     _check_stamp(stream, piece)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +139,7 @@ def _receive(stream: BinaryIO, piece: CheckpointFile, target: Path, pace: disk.P
     os.utime(target, ns=(piece.mtime_ns, piece.mtime_ns))
 
 
-def _check_stamp(stream: BinaryIO, piece: CheckpointFile) -> None:
+def _check_stamp(stream: BufferedIOBase, piece: CheckpointFile) -> None:
     numbers = [int(word) for word in stream.readline(LINE_BYTES_MAX).split()]
     if numbers[:1] != [piece.size_bytes] or not disk.is_same_time(numbers[-1], piece.mtime_ns):
         raise connection.PeerError(f"{piece.name} cannot be had from there, or not in this version")

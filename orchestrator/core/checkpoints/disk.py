@@ -266,12 +266,12 @@ def put_file(source: Path, target: Path, *, is_link: bool = False, is_hard: bool
     """Put a file at `target` at once: a link to it, a hard link if that is possible, or a copy. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_replacement(target, durable=False) as part:
-        with contextlib.suppress(OSError):
-            if is_link:
-                part.symlink_to(source)
-            elif is_hard:
+        if is_hard:
+            with contextlib.suppress(OSError):  # it is on another disk
                 os.link(os.path.realpath(source), part)
-        if not os.path.lexists(part):
+        if is_link:
+            part.symlink_to(source)
+        elif not part.exists():
             copy_file(source, part)
 
 
@@ -287,13 +287,14 @@ def install(names: Iterable[str], stage: Path, root: Path) -> None:
 
 
 def list_files(folder: Path) -> list[CheckpointFile]:
-    """Return the regular files below a folder, hidden ones, too, but none through links."""
-    found = [(path, path.lstat()) for path in sorted(folder.rglob("*"))]
-    return [
-        CheckpointFile(str(path.relative_to(folder)), about.st_size, about.st_mtime_ns)
-        for path, about in found
-        if stat.S_ISREG(about.st_mode)
-    ]
+    """Return the regular files below a folder, hidden ones, too, but none through links. It may change meanwhile."""
+    found = []
+    for path in (Path(above, name) for above, _, names in os.walk(folder) for name in names):
+        with contextlib.suppress(OSError):
+            about = path.lstat()
+            if stat.S_ISREG(about.st_mode):
+                found.append(CheckpointFile(str(path.relative_to(folder)), about.st_size, about.st_mtime_ns))
+    return found
 
 
 def delete_checkpoint(checkpoint: Checkpoint, root: Path) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from orchestrator.agent.outputs import checkpoint_memory
 from orchestrator.core.checkpoints import disk, memory, tree
 from orchestrator.core.checkpoints.checkpoint import CopyTarget, FileLocation
+from orchestrator.core.host import procfs
 from tests.support import jobs
 from tests.support.memory_bench import MEMORY_BYTES, MemoryBench, memory_bench, pieces
 from tests.support.saved_files import S, saved, write
@@ -22,7 +24,7 @@ ROOMY = 1 << 50
 @pytest.fixture(autouse=True)
 def rooms(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What is free, as a test wants it."""
-    found = [ROOMY]
+    found = [ROOMY, ROOMY]
     monkeypatch.setattr(checkpoint_memory, "find_rooms", lambda folder: list(found))
     return found
 
@@ -122,13 +124,14 @@ def test_under_pressure_newest_is_evicted_between_scans(bench: MemoryBench, room
     bench.save("step_1/b.pt")
     folder = bench.memory.folder
 
-    def between(work: object) -> None:
+    def act(work: Callable[[], None]) -> None:
         calls.append((folder / "step_1/a.pt").is_symlink())
-        work()  # type: ignore[operator]
+        work()
         calls.append((folder / "step_1/b.pt").is_symlink())
 
-    bench.memory.between_scans = between
-    assert bench.store(1, "step_1/a.pt", "step_1/b.pt").evicted == (1,)
+    with ThreadPoolExecutor(1) as scans:
+        bench.memory.between_scans = lambda work: scans.submit(act, work).result()
+        assert bench.store(1, "step_1/a.pt", "step_1/b.pt").evicted == (1,)
     assert calls == [False, True]
 
 
@@ -238,7 +241,7 @@ def test_rooms_of_this_host_are_found(tmp_path: Path, monkeypatch: pytest.Monkey
     cgroup = write(tmp_path / "memory.max", b"1000\n").parent
     write(tmp_path / "memory.current", b"900\n")
     write(tmp_path / "memory.stat", b"anon 1\nactive_file 200\ninactive_file 50\n")
-    monkeypatch.setattr(checkpoint_memory.procfs, "cgroups", lambda controller: [(cgroup, True)])
+    monkeypatch.setattr(procfs, "cgroups", lambda controller: [(cgroup, True)])
     assert checkpoint_memory.find_rooms(tmp_path)[2:] == [350]
     write(tmp_path / "memory.max", b"max\n")
     assert checkpoint_memory.find_rooms(tmp_path)[2:] == []
