@@ -363,7 +363,7 @@ class Agent:
         if not self._scanner.is_finishing and not ranks.continue_stop(self._preparation.pids):
             return False
         # An agent ended by a signal has no time to hash checkpoints.
-        is_signalled = self._leaving and self._departure.dismissed_at is None
+        is_signalled = self._leaving and self._departure.is_urgent
         return self._scanner.finish(ranks, now_s) or is_signalled
 
     def _finish_attempt(self, attempt: NodeAttempt) -> None:

@@ -39,6 +39,11 @@ class Departure:
         """Note that a signal ends the agent."""
         self._drain_by_s = max(self._drain_by_s, time.monotonic() + SIGNALLED_S_MAX)
 
+    @property
+    def is_urgent(self) -> bool:
+        """Whether there is no time for a last scan: the next agent finds on disk what is not reported, but nothing in memory."""
+        return self.dismissed_at is None and (self._memory is None or time.monotonic() > self._drain_by_s)
+
     def is_due(self, no_contact_s: float) -> bool:
         """Return whether an agent without ranks leaves by itself: after this time without contact, or since the job is over."""
         is_over = not self._link.connected and self._job.ended.exists()

@@ -1,8 +1,8 @@
 """Scan of the files below a checkpoint folder: sizes and times, links, and what pointer files name.
 
 Rules: a link below the folder is never followed, except one at its top that leads out of it (an output folder on
-another disk), and those to the disk from a folder in memory. A scan has limits on entries, depth and time, and reports when it was cut off. A subfolder with more
-entries than a checkpoint can have is skipped, so that it hides no other.
+another disk), and those from a folder in memory to the disk. A scan has limits on entries, depth and time, and reports
+when it was cut off. A subfolder with more entries than a checkpoint can have is skipped, so that it hides no other.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ WRAPPED_FUNCTIONS = (
 arguments. torch calls the first one before it saves."""
 
 SKIPPED_FOLDERS = ("/dev/", "/proc/", "/sys/", sys.prefix + os.sep, sys.base_prefix + os.sep)
-"""Folders in which no script writes checkpoints; the rank's own folder, which is orch's, is another."""
+"""Folders in which no script writes checkpoints, unless orch's folder for them is there, in memory; the rank's own folder, which is
+orch's, is another."""
 
 
 class FileWatch:
@@ -73,6 +74,7 @@ class FileWatch:
     def __init__(self, folder: str, notes: "HookNotes", step: "Callable[[], int]", *, is_child: bool = False) -> None:
         """`step`: returns how many steps of the script this process has made; `is_child`: as in `Steps`."""
         self._file, self._own = os.path.join(folder, FILES_FILE), folder + os.sep
+        self._given = os.path.join(os.environ.get("ORCH_CHECKPOINT_DIR") or os.devnull, "")
         self._notes = notes
         self._step = step
         self._reader_pid = 0 if is_child else os.getpid()
@@ -117,7 +119,8 @@ class FileWatch:
         ):
             return
         whole = os.path.abspath(name)
-        if whole.startswith((*SKIPPED_FOLDERS, self._own)) or "/site-packages/" in whole:
+        is_skipped = whole.startswith((*SKIPPED_FOLDERS, self._own)) and not whole.startswith(self._given)
+        if is_skipped or "/site-packages/" in whole:
             return
         if not writes:
             self._read.add(name)

@@ -6,13 +6,17 @@ import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from orchestrator.agent.host import prepare
 from orchestrator.agent.process import agent as agent_module
 from orchestrator.agent.process import departure
 from orchestrator.agent.process.agent import Agent
+from orchestrator.agent.process.attempt import NodeAttempt
+from orchestrator.agent.ranks import step_counter
+from orchestrator.agent.ranks.hook.layout import STEP_FILE
+from orchestrator.agent.ranks.processes import NodeRanks, RankProcess, RanksGoal
 from orchestrator.core.checkpoints.checkpoint import (
     Checkpoint,
     CheckpointFile,
@@ -22,6 +26,7 @@ from orchestrator.core.checkpoints.checkpoint import (
 )
 from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.log_index import LogIndex
 from orchestrator.core.settings import rank_env
 from orchestrator.core.wire import orders, reports
 from tests.support import fake_host
@@ -41,7 +46,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
 
 def _agent(memory: FakeMemory, **config: object) -> Agent:
     root = str(memory.on_disk.parent)
-    usual = {"root": root, "ships": False, "memory_bytes": 1 << 30, "memory_dir": "/dev/shm"}
+    usual: dict[str, Any] = {"root": root, "ships": False, "memory_bytes": 1 << 30, "memory_dir": "/dev/shm"}
     return Agent(fake_host.config(**{**usual, **config}), {})
 
 
@@ -67,12 +72,12 @@ def _prepared(memory: FakeMemory, order: orders.PrepareNode) -> tuple[reports.Re
 
 def _checkpoint(folder: Path, name: str = "step_5/a.pt", **change: object) -> Checkpoint:
     write(folder / name, b"weights", SAVED_NS)
-    usual: dict[str, object] = {
+    usual: dict[str, Any] = {
         "main": name.partition("/")[0],
         "files": (CheckpointFile(name, 7, SAVED_NS),),
         "locations": (FileLocation("", str(folder)),),
     }
-    return saved(1, **{**usual, **change})  # type: ignore[arg-type]
+    return saved(1, **{**usual, **change})
 
 
 def test_ranks_write_to_memory_and_resume_from_it(memory: FakeMemory) -> None:
@@ -217,10 +222,29 @@ def test_leaving_agent_stores_what_is_in_memory(
     assert memory.asked[-2:] == ["poll", "close"]
 
 
+@pytest.mark.parametrize(("ended", "ordered", "said"), [(1, False, True), (0, False, False), (1, True, False)])
+def test_failed_rank_is_reported_with_full_memory(
+    memory: FakeMemory, tmp_path: Path, ended: int, ordered: bool, said: bool
+) -> None:
+    memory.full = "64.0 of 64.0 GB used"
+    agent, job = _agent(memory), JobDir(tmp_path / "job")
+    folder = job.rank_run("node-0", 2, 0)
+    for made in (folder, job.attempt_logs(2)):
+        made.mkdir(parents=True)
+    step_counter.create_step_file(folder / STEP_FILE)
+    counter = step_counter.StepCounter(folder / STEP_FILE)
+    process = RankProcess(0, 0, 7, folder, job.rank_log(2, 0), LogIndex(job.rank_index(2, 0)), counter)
+    ranks = NodeRanks(2, job, "node-0", [process], goal=RanksGoal.STOP if ordered else RanksGoal.RUN)
+    attempt = NodeAttempt(ranks, agent._scanner, agent._link.report, agent._note)
+    attempt.note_exit(7, ended << 8, is_reported=True)
+    (report,) = _reports(agent)
+    assert isinstance(report, reports.Exited) and report.memory_full == (memory.full if said else "")
+
+
 def test_without_memory_nothing_is_opened(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
     agent = Agent(fake_host.config(root=str(folder), ships=False), {})
-    assert agent._memory is None and agent._departure.is_ready(()) and prepare.Preparation is not None
+    assert agent._memory is None and agent._departure.is_ready(())
     at = agent._preparation._node_plan(fake_host.prepare(2))
     assert at.checkpoint_dir == "" and at.placeholder_values()["checkpoint_dir"] == str(JobDir(folder).checkpoints)

@@ -96,6 +96,16 @@ def test_link_is_followed_only_out_at_top(tmp_path: Path) -> None:
     assert found.pointed == {"step-1.pt"}
 
 
+def test_links_from_memory_to_disk_are_followed_at_any_depth(tmp_path: Path) -> None:
+    place, disk = tmp_path / "memory", tmp_path / "disk"
+    write(disk / "step-1/a.pt")
+    (place / "step-1").mkdir(parents=True)
+    (place / "step-1/a.pt").symlink_to(disk / "step-1/a.pt")
+    (place / "step-1/b.pt").symlink_to(write(tmp_path / "other/b.pt"))
+    assert tree.scan(place, disk_folder=disk).files == tree.scan(disk).files
+    assert tree.scan(place).files == {}
+
+
 def test_place_behind_link_keeps_its_own_names(tmp_path: Path) -> None:
     write(tmp_path / "real/step-1.pt")
     (tmp_path / "real/last.pt").symlink_to("step-1.pt")
