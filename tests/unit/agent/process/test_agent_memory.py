@@ -81,10 +81,11 @@ def _checkpoint(folder: Path, name: str = "step_5/a.pt", **change: object) -> Ch
 
 
 def test_ranks_write_to_memory_and_resume_from_it(memory: FakeMemory) -> None:
-    """The supervisor sends where a checkpoint is on disk, or a path alone."""
+    """The supervisor sends where a checkpoint is on disk, or that it is in the node's memory."""
     found = _checkpoint(memory.on_disk)
-    for checkpoint in (found, None):
-        order = replace(PREPARE, resume=ResumePoint(found.path, 5, 1), checkpoint=checkpoint)
+    for place in (found.locations[0], FileLocation("node-0", "", ("step_5/a.pt",), True)):
+        checkpoint = replace(found, locations=(place,))
+        order = replace(PREPARE, resume=ResumePoint(checkpoint.path, 5, 1), checkpoint=checkpoint)
         report, env = _prepared(memory, order)
         assert report == reports.Prepared(2, "", 0, ()) and memory.asked == [("open", checkpoint)]
         names = ("ORCH_CHECKPOINT_DIR", "OUT", "ORCH_RESUME_FROM")
@@ -117,10 +118,11 @@ def test_variables_of_setup_follow_memory_to_next_folder(memory: FakeMemory, tmp
 
 @pytest.mark.parametrize("folder", ["job/code/out", "elsewhere", "job/checkpoints/.kept/1"])
 def test_checkpoint_elsewhere_is_resumed_in_its_place(memory: FakeMemory, tmp_path: Path, folder: str) -> None:
-    found = _checkpoint(tmp_path / folder)
+    is_in_code = folder.startswith("job/code")
+    found = _checkpoint(tmp_path / folder, **({"key": "./out/step_5"} if is_in_code else {}))
     order = replace(PREPARE, resume=ResumePoint(found.path, 5, 1), checkpoint=found)
     report, env = _prepared(memory, order)
-    assert isinstance(report, reports.Prepared) and memory.asked == [("open", None)]
+    assert isinstance(report, reports.Prepared) and memory.asked == [("open", None if is_in_code else found)]
     assert env["ORCH_RESUME_FROM"] == found.path and env["ORCH_CHECKPOINT_DIR"] == str(memory.folder)
 
 
