@@ -94,7 +94,7 @@ def safe_step(job: Job) -> int:
 def resumed_step(job: Job, attempt: int) -> int:
     """Return the step from which an attempt has begun."""
     story = next(one for one in job.why() if one["attempt"] == attempt)
-    return int(story["resumed_from"]["step"]) if story["resumed_from"] else 0
+    return int(story["resumed_from"].rpartition("step-")[2]) if story["resumed_from"] else 0
 
 
 def assert_weights(job: Job, steps: int, ranks: int) -> None:
@@ -154,7 +154,7 @@ def test_twenty_power_cuts_at_random_moments(desk: Desk, box: Box) -> None:
         assert log[-1]["resumed"] >= step, log
         box.power_on(victim)
     (job.folder.root / "enough").touch()
-    desk.orch("cancel", job.id, "--yes")
+    desk.orch("cancel", job.id)
 
 
 def test_checkpoints_are_on_disk_after_the_end_and_resumed_from_there(desk: Desk, box: Box) -> None:
@@ -162,7 +162,7 @@ def test_checkpoints_are_on_disk_after_the_end_and_resumed_from_there(desk: Desk
     job = submit(desk, 400, nodes=2, ssh={"hosts": "node[1-2]"})
     (job.folder.checkpoints / INCOMING).unlink()
     job.wait_until(lambda: safe_step(job), "a checkpoint that is safe")
-    desk.orch("cancel", job.id, "--yes")
+    desk.orch("cancel", job.id)
     assert job.wait()["state"] == "CANCELLED"
     job.wait_until(lambda: not memory_left(box), "memory without anything of the job")
     step = safe_step(job)

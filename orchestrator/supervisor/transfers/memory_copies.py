@@ -132,7 +132,7 @@ class MemoryCopies:
         own = [one for one in checkpoint.locations if one.is_memory and one.host == node]
         left = tuple(one for one in checkpoint.locations if one not in own)
         if not copied.number and checkpoint.state is CheckpointState.WHOLE:
-            for one in own:
+            for one in filter(_is_original, own):
                 place = self._disk_location(node, dataclasses.replace(copied, names=one.names))
                 left = _add_location(dataclasses.replace(checkpoint, locations=left), place)
         if own:
