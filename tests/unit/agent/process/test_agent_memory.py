@@ -210,7 +210,7 @@ def test_leaving_agent_stores_what_is_in_memory(
             agent._tick(time.monotonic())
         case _:
             agent._leave(0.0)
-    assert agent._leaving
+    assert agent._leaving and agent._departure.is_urgent is not drains
     assert agent._departure.is_ready(()) is not drains and memory.asked.count("drain") == drains
     memory.is_drained = True
     assert agent._departure.is_ready(())
@@ -247,6 +247,7 @@ def test_without_memory_nothing_is_opened(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
     agent = Agent(fake_host.config(root=str(folder), ships=False), {})
-    assert agent._memory is None and agent._departure.is_ready(())
+    agent._end_by_signal(15)
+    assert agent._memory is None and agent._departure.is_ready(()) and agent._departure.is_urgent
     at = agent._preparation._node_plan(fake_host.prepare(2))
     assert at.checkpoint_dir == "" and at.placeholder_values()["checkpoint_dir"] == str(JobDir(folder).checkpoints)
