@@ -11,13 +11,12 @@ import json
 import random
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.core.checkpoints import ledger, memory
-from orchestrator.core.checkpoints.checkpoint import CheckpointState
+from orchestrator.core.checkpoints.checkpoint import CheckpointState, FileLocation
 from orchestrator.supervisor.transfers.checkpoint_copies import INCOMING
 from tests.support.cluster.box import Box
 from tests.support.cluster.desk import FAKE_TORCH, TOGETHER, Desk, Job
@@ -89,6 +88,14 @@ def safe_step(job: Job) -> int:
     saves, _ = ledger.read(job.folder.root, job.folder.ledger)
     steps = [one.step or 0 for one in saves.values() if one.state is CheckpointState.WHOLE and memory.is_safe(one)]
     return max(steps, default=0)
+
+
+def steps_at_home(job: Job) -> list[int]:
+    """Return the steps of the complete checkpoints, all of which are at home; none before that."""
+    saves, _ = ledger.read(job.folder.root, job.folder.ledger)
+    whole = [one for one in saves.values() if one.state is CheckpointState.WHOLE]
+    home = FileLocation("", str(job.folder.checkpoints))
+    return sorted(one.step or 0 for one in whole) if all(one.locations[0] == home for one in whole) else []
 
 
 def resumed_step(job: Job, attempt: int) -> int:
@@ -170,4 +177,4 @@ def test_checkpoints_are_on_disk_after_the_end_and_resumed_from_there(desk: Desk
     assert job.wait()["state"] == "SUCCEEDED"
     assert resumed_step(job, 2) >= step > 0
     assert_weights(job, 400, 4)
-    assert Path(job.folder.checkpoints / "step-380").is_dir()
+    job.wait_until(lambda: steps_at_home(job) == [340, 360, 380], "the checkpoints that are kept, at home")
