@@ -296,8 +296,8 @@ class Preparation:
             self._make_ready(order)
 
     def _open_checkpoint(self, order: orders.PrepareNode, pace: disk.Pace) -> tuple[str, ResumePoint | None]:
-        """Return how the checkpoint to resume from differs here from the ledger, empty for nothing; and what ranks resume from. Of a
-        job with checkpoints in memory that is there, unless it lies elsewhere than at `checkpoint.path`."""
+        """Return how the checkpoint to resume from differs here from the ledger, empty for nothing; and what ranks resume from: in
+        memory, if it can be put there."""
         checkpoint, resume, memory = order.checkpoint, order.resume, self._memory
         if memory is None:
             return self._compare_checkpoint(order, pace), resume
@@ -305,13 +305,9 @@ class Preparation:
         on_disk = replace(order, checkpoint=None) if is_in_memory else order
         if fault := self._compare_checkpoint(on_disk, pace):
             return fault, resume
-        name = os.path.relpath(resume.path, self._job.checkpoints) if resume is not None else ".."
-        is_here = is_in_memory or name.partition("/")[0] not in ("..", disk.KEPT_FOLDER)
-        opened = memory.open(checkpoint if is_here else None)
+        opened = memory.open(checkpoint if checkpoint is not None and checkpoint.is_named else None)
         if resume is not None and opened is not None and opened is not checkpoint:
             resume = replace(resume, path=opened.path)
-        elif resume is not None and opened is None and is_here and (memory.folder / name).exists():
-            resume = replace(resume, path=str(memory.folder / name))
         in_memory = replace(order, checkpoint=opened, torn=(), deep=order.deep and is_in_memory)
         return self._compare_checkpoint(in_memory, pace), resume
 

@@ -18,6 +18,7 @@ Not thread-safe: one thread scans.
 from __future__ import annotations
 
 import collections
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -227,12 +228,11 @@ class CheckpointWatch:
     def _scan_files(self) -> tree.Tree:
         """Return the files that match the glob. A reported file is the same behind a link to a disk that keeps only whole seconds."""
         listing = tree.scan(self.root, self.glob, self.disk_folder)
-        if self.disk_folder is not None:
-            reported = {piece.name: piece for pieces in self.reported.values() for piece in pieces}
-            for name, now in listing.files.items():
-                piece = reported.get(name, now)
-                if now.size_bytes == piece.size_bytes and disk.is_same_time(now.mtime_ns, piece.mtime_ns):
-                    listing.files[name] = piece
+        pieces = itertools.chain.from_iterable(self.reported.values()) if self.disk_folder is not None else ()
+        for old in pieces:
+            now = listing.files.get(old.name)
+            if now and now.size_bytes == old.size_bytes and disk.is_same_time(now.mtime_ns, old.mtime_ns):
+                listing.files[old.name] = old
         return listing
 
     def _make_change(self, finished: _FinishedGroup, listing: tree.Tree) -> GroupChange:

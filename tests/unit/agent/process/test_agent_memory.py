@@ -81,10 +81,11 @@ def _checkpoint(folder: Path, name: str = "step_5/a.pt", **change: object) -> Ch
 
 
 def test_ranks_write_to_memory_and_resume_from_it(memory: FakeMemory) -> None:
-    """The supervisor sends where a checkpoint is on disk, or a path alone."""
+    """The supervisor sends where a checkpoint is on disk, or that it is in the node's memory."""
     found = _checkpoint(memory.on_disk)
-    for checkpoint in (found, None):
-        order = replace(PREPARE, resume=ResumePoint(found.path, 5, 1), checkpoint=checkpoint)
+    for place in (found.locations[0], FileLocation("node-0", "", ("step_5/a.pt",), True)):
+        checkpoint = replace(found, locations=(place,))
+        order = replace(PREPARE, resume=ResumePoint(checkpoint.path, 5, 1), checkpoint=checkpoint)
         report, env = _prepared(memory, order)
         assert report == reports.Prepared(2, "", 0, ()) and memory.asked == [("open", checkpoint)]
         names = ("ORCH_CHECKPOINT_DIR", "OUT", "ORCH_RESUME_FROM")
@@ -117,10 +118,11 @@ def test_variables_of_setup_follow_memory_to_next_folder(memory: FakeMemory, tmp
 
 @pytest.mark.parametrize("folder", ["job/code/out", "elsewhere", "job/checkpoints/.kept/1"])
 def test_checkpoint_elsewhere_is_resumed_in_its_place(memory: FakeMemory, tmp_path: Path, folder: str) -> None:
-    found = _checkpoint(tmp_path / folder)
+    is_in_code = folder.startswith("job/code")
+    found = _checkpoint(tmp_path / folder, **({"key": "./out/step_5"} if is_in_code else {}))
     order = replace(PREPARE, resume=ResumePoint(found.path, 5, 1), checkpoint=found)
     report, env = _prepared(memory, order)
-    assert isinstance(report, reports.Prepared) and memory.asked == [("open", None)]
+    assert isinstance(report, reports.Prepared) and memory.asked == [("open", None if is_in_code else found)]
     assert env["ORCH_RESUME_FROM"] == found.path and env["ORCH_CHECKPOINT_DIR"] == str(memory.folder)
 
 
@@ -208,7 +210,7 @@ def test_leaving_agent_stores_what_is_in_memory(
             agent._tick(time.monotonic())
         case _:
             agent._leave(0.0)
-    assert agent._leaving
+    assert agent._leaving and agent._departure.is_urgent is not drains
     assert agent._departure.is_ready(()) is not drains and memory.asked.count("drain") == drains
     memory.is_drained = True
     assert agent._departure.is_ready(())
@@ -245,6 +247,7 @@ def test_without_memory_nothing_is_opened(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
     agent = Agent(fake_host.config(root=str(folder), ships=False), {})
-    assert agent._memory is None and agent._departure.is_ready(())
+    agent._end_by_signal(15)
+    assert agent._memory is None and agent._departure.is_ready(()) and agent._departure.is_urgent
     at = agent._preparation._node_plan(fake_host.prepare(2))
     assert at.checkpoint_dir == "" and at.placeholder_values()["checkpoint_dir"] == str(JobDir(folder).checkpoints)
