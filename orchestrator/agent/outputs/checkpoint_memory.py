@@ -76,7 +76,7 @@ class CheckpointMemory:
         self._stored: dict[int, orders.CopyCheckpoint] = {}
         # Versions of files that no rank has written here
         self._copied_here = set[tuple[str, int, int]]()
-        self._evicted = list[int]()
+        self._evicted, self._dropped = list[int](), list[int]()
         lower_priority = lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), IDLE_NICENESS)  # noqa: E731
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "copies", lower_priority)
         self._copies = list[concurrent.futures.Future[reports.CheckpointCopied]]()
@@ -184,8 +184,9 @@ class CheckpointMemory:
             self._evict()
         shutil.rmtree(self._stage, ignore_errors=True)
         names = () if error else tuple(piece.name for piece in order.files)
-        evicted, self._evicted = tuple(self._evicted), []
-        return reports.CheckpointCopied(order.number, order.target, str(root), names, error, evicted)
+        gone = tuple(self._evicted), tuple(self._dropped)
+        self._evicted, self._dropped = [], []
+        return reports.CheckpointCopied(order.number, order.target, str(root), names, error, *gone)
 
     def _store(self, order: orders.CopyCheckpoint) -> str:
         """Copy files to the disk; return why they are not there. Raises OSError."""
@@ -244,7 +245,7 @@ class CheckpointMemory:
             self.between_scans(functools.partial(self._link, number))
         for folder in self._neighbours()[:-NUMBERS_KEPT]:
             shutil.rmtree(folder, ignore_errors=True)
-            self._evicted.append(int(folder.name))
+            self._dropped.append(int(folder.name))
 
     def _neighbours(self) -> list[Path]:
         return sorted((self._base / memory.NEIGHBOURS).glob("*"), key=lambda folder: int(folder.name))
@@ -302,9 +303,7 @@ class CheckpointMemory:
         if error := self._store_rest():
             self._note(f"not all checkpoints in memory could be stored: {error}")
             raise Cancelled  # nothing is reported
-        numbers = {*self._evicted, *self._stored, *(int(folder.name) for folder in self._neighbours())}
-        root = str(self._job.checkpoints)
-        return reports.CheckpointCopied(0, CopyTarget.DISK, root, (), evicted=tuple(sorted(numbers)))
+        return reports.CheckpointCopied(0, CopyTarget.DISK, str(self._job.checkpoints), ())
 
     def _store_rest(self) -> str:
         """Store every file that the disk lacks, or has in another version; return what could not be. A version that no format

@@ -300,6 +300,8 @@ class CheckpointCopied:
     names: tuple[str, ...]
     error: str = ""
     evicted: tuple[int, ...] = ()
+    # Those of other hosts whose copies are not kept here any more
+    dropped: tuple[int, ...] = ()
 
 
 NodeReport: TypeAlias = (

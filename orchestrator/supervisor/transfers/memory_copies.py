@@ -118,8 +118,7 @@ class MemoryCopies:
             self.displace(at, checkpoint_copied, place.host, place.root)
             self._relocate(at, checkpoint_copied, _add_location(checkpoint_copied, place), "")
         for checkpoint in list(self._checkpoints.values()):
-            if checkpoint.number in copied.evicted or not copied.number:
-                self._enter_evicted(at, checkpoint, node, copied)
+            self._enter_evicted(at, checkpoint, node, copied)
 
     def _disk_location(self, node: str, copied: reports.CheckpointCopied) -> FileLocation:
         """Return where files are that an agent has copied to the disk: on a shared one for all."""
@@ -128,15 +127,20 @@ class MemoryCopies:
         return FileLocation(node, copied.root, copied.names)
 
     def _enter_evicted(self, at: float, checkpoint: Checkpoint, node: str, copied: reports.CheckpointCopied) -> None:
-        """Enter that files have left a host's memory; all of them are on its disk if its agent leaves."""
-        own = [one for one in checkpoint.locations if one.is_memory and one.host == node]
-        left = tuple(one for one in checkpoint.locations if one not in own)
+        """Enter that files have left a host's memory, those of the host or copies for another; if its agent leaves, its own are on
+        its disk."""
+        number, kept = checkpoint.number, list[FileLocation]()
+        for one in checkpoint.locations:
+            numbers = copied.evicted if _is_original(one) else copied.dropped
+            if not (one.is_memory and one.host == node and (number in numbers or not copied.number)):
+                kept.append(one)
+        moved = dataclasses.replace(checkpoint, locations=tuple(kept))
         if not copied.number and checkpoint.state is CheckpointState.WHOLE:
-            for one in filter(_is_original, own):
-                place = self._disk_location(node, dataclasses.replace(copied, names=one.names))
-                left = _add_location(dataclasses.replace(checkpoint, locations=left), place)
-        if own:
-            self._relocate(at, checkpoint, left, f"has left the memory of {node}")
+            for one in checkpoint.locations:
+                if one not in kept and _is_original(one):
+                    place = self._disk_location(node, dataclasses.replace(copied, names=one.names))
+                    moved = dataclasses.replace(moved, locations=_add_location(moved, place))
+        self._relocate(at, checkpoint, moved.locations, f"has left the memory of {node}")
 
     def _relocate(self, at: float, checkpoint: Checkpoint, locations: tuple[FileLocation, ...], why: str) -> None:
         """Enter the locations of a checkpoint; without one of its files it is gone, for this reason."""

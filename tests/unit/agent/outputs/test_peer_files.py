@@ -135,7 +135,7 @@ def test_neighbour_keeps_the_newest_copies(pair: tuple[MemoryBench, MemoryBench]
         files = pieces(one.memory.folder, f"step_{number}/a.pt")
         reports.append(other.copy(number, files, CopyTarget.NEIGHBOUR, one.location(), peer=one))
     roots = [other.memory.folder.parent / f"neighbours/{number}" for number in range(1, 4)]
-    assert [(done.error, done.root, done.names, done.evicted) for done in reports] == [
+    assert [(done.error, done.root, done.names, done.dropped) for done in reports] == [
         ("", str(root), (f"step_{number}/a.pt",), (1,) if number == 3 else ()) for number, root in enumerate(roots, 1)
     ]
     assert [root.exists() for root in roots] == [False, True, True]
