@@ -61,7 +61,8 @@ class CheckpointMemory:
         clean_abandoned(config.memory_dir)
         self._config, self._job, self._report, self._note, self._wake = config, job, report, note, wake
         own, self._memory = job.node(config.node), memory.memory_folder(config.memory_dir, config.job, config.node)
-        self._staging = own / STAGING
+        # For files that come to the disk; what an agent that was killed has left there is overwritten or deleted
+        self._staging, self._stage = own / STAGING, job.checkpoints / INCOMING / f"memory-{config.node}"
         replace_text(own / RECORD_FILE, config.memory_dir, durable=False)
         if self._staging.exists():  # of an agent that has died: what it had not stored is for a person
             self._staging.rename(own / f"{STAGING}-{time.time_ns()}")
@@ -78,7 +79,6 @@ class CheckpointMemory:
         self._evicted = list[int]()
         lower_priority = lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), IDLE_NICENESS)  # noqa: E731
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "copies", lower_priority)
-        self._thread.submit(self._delete_stages)
         self._copies = list[concurrent.futures.Future[reports.CheckpointCopied]]()
         self._drained: concurrent.futures.Future[reports.CheckpointCopied] | None = None
         self._drain_by_s = self._ahead_s = 0.0
@@ -182,23 +182,14 @@ class CheckpointMemory:
             error = f"{err.filename or ''}: {err.strerror}".lstrip(": ")
         with contextlib.suppress(OSError, RuntimeError, concurrent.futures.CancelledError):  # the scanner has ended
             self._evict()
-        shutil.rmtree(self._stage(order.number), ignore_errors=True)
+        shutil.rmtree(self._stage, ignore_errors=True)
         names = () if error else tuple(piece.name for piece in order.files)
         evicted, self._evicted = tuple(self._evicted), []
         return reports.CheckpointCopied(order.number, order.target, str(root), names, error, evicted)
 
-    def _delete_stages(self) -> None:
-        """Delete what an agent that was killed has not finished."""
-        for stage in (self._job.checkpoints / INCOMING).glob("*"):
-            if stage.name.partition("-")[2] == self._config.node:
-                shutil.rmtree(stage, ignore_errors=True)
-
-    def _stage(self, number: int) -> Path:
-        return self._job.checkpoints / INCOMING / f"{number}-{self._config.node}"
-
     def _store(self, order: orders.CopyCheckpoint) -> str:
         """Copy files to the disk; return why they are not there. Raises OSError."""
-        root, stage = self._job.checkpoints, self._stage(order.number)
+        root, stage = self._job.checkpoints, self._stage
         todo = [piece for piece in order.files if not disk.matches_record(root, piece)]
         for piece in todo:
             disk.put_file(self.folder / piece.name, stage / piece.name)
@@ -318,7 +309,7 @@ class CheckpointMemory:
     def _store_rest(self) -> str:
         """Store every file that the disk lacks, or has in another version; return what could not be. A version that no format
         proves replaces none: it comes beside it, under a hidden name."""
-        root, stage, error = self._job.checkpoints, self._stage(0), ""
+        root, stage, error = self._job.checkpoints, self._stage, ""
         files = {piece.name: piece for piece in disk.list_files(self.folder) if not disk.matches_record(root, piece)}
         proved = set[str]()
         for group in file_groups.group_files(files).values():

@@ -172,7 +172,7 @@ def test_new_agent_deletes_abandoned_folders(tmp_path: Path) -> None:
 def test_files_of_dead_agent_on_disk_stay(tmp_path: Path) -> None:
     with memory_bench(tmp_path) as bench:
         left = write(bench.job.node("node-0") / "checkpoint-staging/checkpoints/step_1.pt")
-    stages = [write(bench.disk / f".coming/3-{node}/step_1.pt") for node in ("node-0", "other-node-0")]
+    stages = [write(bench.disk / f".coming/memory-{node}/step_1.pt") for node in ("node-0", "other-node-0")]
     with memory_bench(tmp_path) as again:
         again.drain()
         assert [stage.exists() for stage in stages] == [False, True]
