@@ -180,9 +180,14 @@ class Executor:
 
     def _resume_checkpoint(self, node: str, resume: ResumePoint | None) -> Checkpoint | None:
         checkpoint = self._checkpoint_tracker.checkpoints.get(resume.save) if resume is not None else None
-        if checkpoint is not None and self._memory.holds(checkpoint):
+        if checkpoint is None:
+            return None
+        # One that a person has named, and a kept copy, are not in the folder for checkpoints, and stay where they are
+        own_folder = str(self._job.checkpoints)
+        is_elsewhere = any(not place.host and place.root != own_folder for place in checkpoint.locations[:1])
+        if self._memory.holds(checkpoint) and not is_elsewhere:
             return memory_copies.on_node(checkpoint, node)
-        if checkpoint is None or not self._is_remote(node):
+        if not self._is_remote(node):
             return checkpoint
         return self._checkpoint_tracker.copies.locate_on_host(checkpoint, node, str(self._job_folder(node).root))
 

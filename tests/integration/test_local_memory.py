@@ -172,3 +172,15 @@ def test_each_node_resumes_from_files_of_both(desk: Desk, memory_dir: Path, stor
     for rank, folder in enumerate(folders):
         line = job.log(rank, 2).splitlines()[1]
         assert line == f"resumed {folder}/step-20 [('rank0.pt', 20), ('rank1.pt', 20)]"
+
+
+def test_checkpoint_of_a_person_elsewhere_is_resumed_there(desk: Desk, memory_dir: Path, tmp_path: Path) -> None:
+    job = _submit(
+        desk, memory_dir, "run(10)\nsave('step-10/model.pt', 10)\nrun(20, start=10)\nprint('from', resume_from)\n"
+    )
+    assert job.wait()["state"] == "SUCCEEDED", job.job.why()
+    wait_until(lambda: _on_disk(job) == ["step-10"], "a copy on the disk")
+    elsewhere = shutil.copytree(job.job.folder.checkpoints / "step-10", tmp_path / "base/step-30")
+    job.job.resume(str(elsewhere), environ=desk.environ)
+    assert job.wait()["state"] == "SUCCEEDED", job.job.why()
+    assert f"from {elsewhere}\n" in job.log(0, 2)
