@@ -2,7 +2,7 @@
 
 - A dismissed agent waits until its logs have arrived, and its checkpoints in memory are on disk.
 - An agent that is ended by a signal has a few seconds for the checkpoints: who sends TERM sends KILL soon.
-- One that is not part of the job any more copies nothing: a newer checkpoint may be on that disk.
+- One that may not be part of the job any more copies nothing to a shared disk: a newer checkpoint may be there.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ class Departure:
     def is_due(self, no_contact_s: float) -> bool:
         """Return whether an agent without ranks leaves by itself: after this time without contact, or since the job is over."""
         is_over = not self._link.connected and self._job.ended.exists()
-        if is_over:
+        is_abandoned = no_contact_s > no_contact_s_max(self._link.has_pending)
+        if is_over or (is_abandoned and self._shipper is not None):  # nobody else writes to the disk
             self._drain_by_s = float("inf")
-        return is_over or no_contact_s > no_contact_s_max(self._link.has_pending)
+        return is_over or is_abandoned
 
     def finish(self) -> None:
         """Close the folder in memory and the connection."""

@@ -14,6 +14,7 @@ from orchestrator.agent.process import agent as agent_module
 from orchestrator.agent.process import departure
 from orchestrator.agent.process.agent import Agent
 from orchestrator.agent.process.attempt import NodeAttempt
+from orchestrator.agent.process.lost_supervisor import NO_CONTACT_S_MAX
 from orchestrator.agent.ranks import step_counter
 from orchestrator.agent.ranks.hook.layout import STEP_FILE
 from orchestrator.agent.ranks.processes import NodeRanks, RankProcess, RanksGoal
@@ -222,6 +223,13 @@ def test_leaving_agent_stores_what_is_in_memory(
         assert agent._departure.is_ready(())
     agent._departure.finish()
     assert memory.asked[-2:] == ["poll", "close"]
+
+
+@pytest.mark.parametrize("ships", [True, False])
+def test_abandoned_agent_stores_only_on_disk_of_its_own(memory: FakeMemory, ships: bool) -> None:
+    agent = _agent(memory, ships=ships)
+    agent._tick(time.monotonic() + 2 * NO_CONTACT_S_MAX)
+    assert agent._leaving and agent._departure.is_ready(()) is not ships
 
 
 @pytest.mark.parametrize(("ended", "ordered", "said"), [(1, False, True), (0, False, False), (1, True, False)])
