@@ -57,7 +57,7 @@ def _query(tool: str, what: str, fields: Sequence[str]) -> list[list[str]]:
     """Return a table of nvidia-smi, empty when it refuses: an older driver does not know every field."""
     options = (f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits")
     done = gpus.run_nvidia_smi(tool, *options, limit_s=NVIDIA_SMI_S_MAX)
-    return gpus.parse_csv(done.stdout) if done.returncode == 0 else []
+    return gpus.parse_csv(done.stdout) if done.returncode in gpus.GOOD_CODES else []
 
 
 def _last_output(tool: str) -> str:
