@@ -54,7 +54,7 @@ class Card:
 @dataclass(frozen=True, slots=True)
 class Host:
     """A host with GPUs 0 and 1. `warning`: a line before its answers; `text`: what it prints instead of any answer; `hangs`: it
-    never answers."""
+    never answers; `users`: pid, GPU and MiB of each process that computes."""
 
     driver: int = NEW
     cards: tuple[Card, ...] = (Card(), Card())
@@ -62,6 +62,7 @@ class Host:
     text: str | None = None
     code: int = 0
     hangs: bool = False
+    users: tuple[tuple[int, int, int], ...] = ()
 
 
 def sick(driver: int = NEW, **cells: str) -> Host:
@@ -130,8 +131,11 @@ def answer(host: Host, *options: str) -> tuple[str, int] | None:
         if unknown := [column for column in columns if SINCE.get(column.partition(".")[0], 0) > host.driver]:
             return f'Field "{unknown[0]}" is not a valid field to query.\n\n', 2
         lines = _table(host, columns, words["--format"])
-    elif "--query-compute-apps" in words and "noheader" not in words["--format"]:
-        lines = ["pid, gpu_uuid, used_gpu_memory [MiB]"]
+    elif "--query-compute-apps" in words:
+        form = words["--format"]
+        lines = [] if "noheader" in form else ["pid, gpu_uuid, used_gpu_memory [MiB]"]
+        unit = "" if "nounits" in form else " MiB"
+        lines += [f"{pid}, {uuid(number)}, {size_mib}{unit}" for pid, number, size_mib in host.users]
     return host.warning + "".join(f"{line}\n" for line in lines), host.code
 
 
@@ -181,9 +185,9 @@ def host_file(folder: Path) -> Path:
 
 def write(folder: Path, host: Host) -> None:
     """Change the host of an installed program, at once for whoever runs it."""
-    fields = {
-        name: getattr(host, name) for name in ("driver", "warning", "text", "code", "hangs")
-    } | {"cards": [[dict(card.cells), card.handle, card.is_listed] for card in host.cards]}  # fmt: skip
+    names = ("driver", "warning", "text", "code", "hangs", "users")
+    fields = {name: getattr(host, name) for name in names}
+    fields["cards"] = [[dict(card.cells), card.handle, card.is_listed] for card in host.cards]
     partial = host_file(folder).with_suffix(".part")
     partial.write_text(json.dumps(fields))
     partial.rename(host_file(folder))
