@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from tests.gpu import machine
 ROOT = Path(__file__).parents[2]
 RUN_S_MAX = 900.0
 """Three times what all of them take; each job in them has a limit of its own."""
+END_S_MAX = 60.0
+"""How long pytest may take to clear up after that."""
 
 OTHERS = (
     "tests/integration/test_flight_nccl.py",
@@ -29,7 +32,13 @@ def main() -> int:
     print(f"make test-gpu: on {machine.found()}", flush=True)
     words = ["-q", "-rs", "-p", "no:cacheprovider", "-m", "not soak", "--durations=5", "tests/gpu"]
     words += OTHERS if machine.DEVICE == "cuda" else ()
-    return subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, check=False, timeout=RUN_S_MAX).returncode
+    process = subprocess.Popen([sys.executable, "-m", "pytest", *words], cwd=ROOT)
+    for limit_s, signum in ((RUN_S_MAX, signal.SIGINT), (END_S_MAX, signal.SIGKILL)):
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signum)
+    return process.wait(END_S_MAX)
 
 
 if __name__ == "__main__":

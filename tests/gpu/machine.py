@@ -20,7 +20,7 @@ ASK_S_MAX = 120.0
 
 ON_GPU = pytest.mark.skipif(DEVICE == "cpu", reason="on CPUs: needs a GPU")
 
-ONE_RANK: dict[str, Any] = {"procs_per_node": 1} if DEVICE == "cpu" else {"gpus_per_node": 1}
+ONE_RANK: dict[str, Any] = {"procs_per_node": 1, **({} if DEVICE == "cpu" else {"gpus_per_node": 1})}
 TWO_RANKS: dict[str, Any] = {"procs_per_node": 2}
 """Two ranks share one GPU: to orch they are ranks of CPUs, which sees to no GPU and hides none."""
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.gpu.machine import BEGIN, DEVICE, ONE_RANK, TWO_RANKS
 from tests.support import fake_nvidia_smi
-from tests.support.local import Desk, Sight
+from tests.support.local import Desk, Sight, wait_until
 
 pytestmark = pytest.mark.gpu
 
@@ -49,12 +49,12 @@ torch.empty(1 << 46, dtype=torch.uint8, device=device)
 """
 
 HOLDER = f"""
-import sys, torch
+import sys, time, torch
 if "{DEVICE}" == "cuda":
     held = torch.ones({HOLDER_BYTES}, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
-print("holds", flush=True)
-sys.stdin.read()
+open(sys.argv[1], "w").close()
+time.sleep(3600)
 """
 
 
@@ -84,12 +84,12 @@ def test_gpu_that_a_rank_does_not_have(desk: Desk, say: Callable[[str], None]) -
 
 
 @contextmanager
-def holder() -> Iterator[int]:
+def holder(folder: Path) -> Iterator[int]:
     """Run a process that holds memory of the GPU, and give its pid."""
-    with subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
+    held = folder / "held"
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(held)]) as process:
         try:
-            assert process.stdout.readline() == b"holds\n"
+            wait_until(held.exists, "memory that is held")
             yield process.pid
         finally:
             process.kill()
@@ -98,7 +98,7 @@ def holder() -> Iterator[int]:
 def test_full_gpu_names_who_else_is_on_it(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, say: Callable[[str], None]
 ) -> None:
-    with holder() as pid:
+    with holder(tmp_path) as pid:
         spec = dict(ONE_RANK)
         if DEVICE == "cpu":
             host = fake_nvidia_smi.Host(users=((pid, 0, HOLDER_BYTES >> 20),))

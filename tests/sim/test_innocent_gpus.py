@@ -47,9 +47,9 @@ def _calm(rng: random.Random, since: int) -> Looks:
     return rng.choice(
         [
             [smi.Host()],
-            [smi.sick(ecc__errors__corrected__volatile__total=number)],
-            [smi.sick(ecc__errors__uncorrected__volatile__total=number)],
-            [smi.sick(remapped_rows__pending="Yes")],
+            [smi.sick({"ecc.errors.corrected.volatile.total": number})],
+            [smi.sick({"ecc.errors.uncorrected.volatile.total": number})],
+            [smi.sick({"remapped_rows.pending": "Yes"})],
             [smi.clocks(0x4)],
             [smi.clocks(rng.choice([0x48, 0x88, 0x20, 0x44, 0x8, 0x1]))],
             [smi.every_cell(rng.choice(["[N/A]", "N/A", "[Unknown Error]", "[Not Supported]"]))],
@@ -154,7 +154,7 @@ def test_nobody_is_taken_out(monkeypatch: pytest.MonkeyPatch, tens: int) -> None
 @pytest.mark.parametrize("what", ["reset", "gone"])
 def test_the_same_histories_with_a_sick_gpu_leave_its_host(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """So they would notice: at the end one host says it, and goes on saying it."""
-    sick = {"reset": smi.sick(gpu_recovery_action="Reset"), "gone": smi.UNLISTED}[what]
+    sick = {"reset": smi.sick({"gpu_recovery_action": "Reset"}), "gone": smi.UNLISTED}[what]
     for seed in range(20):
         looks, before, rank = _history(seed, smi.NEW)
         gang = Gang(monkeypatch, looks)

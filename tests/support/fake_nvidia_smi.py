@@ -65,14 +65,15 @@ class Host:
     users: tuple[tuple[int, int, int], ...] = ()
 
 
-def sick(driver: int = NEW, **cells: str) -> Host:
-    """Return a host whose GPU 1 is unlike a healthy one; `__` stands for a dot in names of columns."""
-    return Host(driver, (Card(), Card({name.replace("__", "."): cell for name, cell in cells.items()})))
+def sick(cells: Mapping[str, str], driver: int = NEW) -> Host:
+    """Return a host whose GPU 1 has these cells."""
+    return Host(driver, (Card(), Card(cells)))
 
 
 def clocks(bits: int, driver: int = NEW) -> Host:
+    """Return a host whose GPU 1 has lower clocks, for these reasons."""
     mask = f"0x{bits:016x}"
-    return sick(driver, clocks_event_reasons__active=mask, clocks_throttle_reasons__active=mask)
+    return sick({"clocks_event_reasons.active": mask, "clocks_throttle_reasons.active": mask}, driver)
 
 
 def every_cell(text: str, driver: int = NEW) -> Host:

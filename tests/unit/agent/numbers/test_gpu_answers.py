@@ -19,42 +19,42 @@ from tests.support import fake_nvidia_smi as smi
 
 TOO_HOT, POWER = "lower clocks: it is too hot", "lower clocks: its power supply slows it down"
 REMAPS = "a row of its memory is remapped at its next reset"
-ECC = "ecc__errors__uncorrected__volatile__total"
+ECC = "ecc.errors.uncorrected.volatile.total"
 
 Told = tuple[str, tuple[str, ...]]
 """The fault of GPU 1 and the remarks on it."""
 
 SICK: dict[str, tuple[smi.Host, str]] = {
-    "recovery action reset": (smi.sick(gpu_recovery_action="Reset"), "wants a reset"),
-    "recovery action reboot": (smi.sick(gpu_recovery_action="Reboot"), "wants a reboot of its host"),
-    "recovery action drain": (smi.sick(gpu_recovery_action="Drain P2P"), "wants its peer-to-peer traffic drained"),
+    "recovery action reset": (smi.sick({"gpu_recovery_action": "Reset"}), "wants a reset"),
+    "recovery action reboot": (smi.sick({"gpu_recovery_action": "Reboot"}), "wants a reboot of its host"),
+    "recovery action drain": (smi.sick({"gpu_recovery_action": "Drain P2P"}), "wants its peer-to-peer traffic drained"),
     "recovery action drain and reset": (
-        smi.sick(gpu_recovery_action="Drain and Reset"),
+        smi.sick({"gpu_recovery_action": "Drain and Reset"}),
         "wants to be drained and reset",
     ),
     "lost, in its row": (smi.every_cell("[GPU is lost]"), LOST),
     "lost, in its row, old driver": (smi.every_cell("[GPU is lost]", 470), LOST),
-    "lost, in one cell": (smi.sick(**{ECC: "[GPU is lost]"}), LOST),
+    "lost, in one cell": (smi.sick({ECC: "[GPU is lost]"}), LOST),
     "lost, without a handle": (smi.without_handle("Unknown Error"), LOST),
     "lost, not found": (smi.without_handle("Not Found"), LOST),
     "lost, without a handle, alone": (smi.ALL_WITHOUT_HANDLE, LOST),
     "lost, no row": (smi.UNLISTED, LOST),
     "requires a reset": (smi.every_cell("[GPU requires reset]"), "wants a reset"),
     "requires a reset, old driver": (smi.every_cell("[GPU requires reset]", 450), "wants a reset"),
-    "row remap failed": (smi.sick(remapped_rows__failure="Yes"), "has failed to remap a row of its memory"),
+    "row remap failed": (smi.sick({"remapped_rows.failure": "Yes"}), "has failed to remap a row of its memory"),
     "row remap failed, old driver": (
-        smi.sick(470, remapped_rows__failure="Yes"),
+        smi.sick({"remapped_rows.failure": "Yes"}, 470),
         "has failed to remap a row of its memory",
     ),
 }
 
 NOT_SICK: dict[str, tuple[smi.Host, tuple[str, ...]]] = {
     "healthy": (smi.Host(), ()),
-    "row remap pending": (smi.sick(remapped_rows__pending="Yes"), (REMAPS,)),
-    "uncorrected ECC": (smi.sick(**{ECC: "3"}), ("3 uncorrected memory errors since the job began",)),
-    "uncorrected ECC, old driver": (smi.sick(390, **{ECC: "1"}), ("1 uncorrected memory errors since the job began",)),
-    "corrected ECC": (smi.sick(ecc__errors__corrected__volatile__total="70231"), ()),
-    "NVLink down": (smi.sick(fabric__state="In Progress", fabric__status="N/A"), ()),
+    "row remap pending": (smi.sick({"remapped_rows.pending": "Yes"}), (REMAPS,)),
+    "uncorrected ECC": (smi.sick({ECC: "3"}), ("3 uncorrected memory errors since the job began",)),
+    "uncorrected ECC, old driver": (smi.sick({ECC: "1"}, 390), ("1 uncorrected memory errors since the job began",)),
+    "corrected ECC": (smi.sick({"ecc.errors.corrected.volatile.total": "70231"}), ()),
+    "NVLink down": (smi.sick({"fabric.state": "In Progress", "fabric.status": "N/A"}), ()),
     "hardware slowdown by heat": (smi.clocks(0x48), (TOO_HOT,)),
     "hardware slowdown by power brake": (smi.clocks(0x88), (POWER,)),
     "hardware slowdown by heat, old driver": (smi.clocks(0x48, 470), (TOO_HOT,)),
@@ -62,7 +62,7 @@ NOT_SICK: dict[str, tuple[smi.Host, tuple[str, ...]]] = {
     "power cap": (smi.clocks(0x4), ()),
     "idle": (smi.clocks(0x1), ()),
     "clocks for a reason of newer drivers": (smi.clocks(0x400), ()),
-    "recovery action of newer drivers": (smi.sick(gpu_recovery_action="Recover IMEX Domain"), ()),
+    "recovery action of newer drivers": (smi.sick({"gpu_recovery_action": "Recover IMEX Domain"}), ()),
     "driver 535": (smi.Host(535), ()),
     "driver 450": (smi.Host(450), ()),
     "driver 390": (smi.Host(390), ()),
@@ -71,7 +71,7 @@ NOT_SICK: dict[str, tuple[smi.Host, tuple[str, ...]]] = {
     "MIG, new driver": (smi.every_cell("N/A"), ()),
     "errors of the driver itself": (smi.every_cell("[Unknown Error]"), ()),
     "a container without rights": (smi.every_cell("[Insufficient Permissions]"), ()),
-    "another language": (smi.sick(gpu_recovery_action="Restablecer", remapped_rows__failure="Sí"), ()),
+    "another language": (smi.sick({"gpu_recovery_action": "Restablecer", "remapped_rows.failure": "Sí"}), ()),
     "text in another language": (smi.SPANISH, ()),
     "no devices": (smi.NO_DEVICES, ()),
     "no driver": (smi.NO_DRIVER, ()),
@@ -173,7 +173,7 @@ def test_program_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monk
     states.devices.add("1")
     states.ask(str(tool))
     assert states.take_news(0.0) is None
-    smi.write(tmp_path, smi.sick(gpu_recovery_action="Reset"))
+    smi.write(tmp_path, smi.sick({"gpu_recovery_action": "Reset"}))
     monkeypatch.setattr(gpu_states, "NVIDIA_SMI_S_MAX", 15.0)
     states.ask(str(tool))
     assert [gpu.fault for gpu in states.take_news(0.0) or ()] == ["wants a reset"]
