@@ -42,7 +42,9 @@ def _calm(rng: random.Random, since: int) -> Looks:
     warning = rng.choice(
         ["WARNING: infoROM is corrupted at gpu 0000:19:00.0\n", "Warning: persistence mode is disabled, please wait\n"]
     )
-    gone = rng.choice([smi.UNLISTED, smi.without_handle("Unknown Error"), smi.ALL_WITHOUT_HANDLE])
+    gone = rng.choice(
+        [smi.UNLISTED, smi.without_handle("Unknown Error"), smi.ALL_WITHOUT_HANDLE, smi.LOST_ROW, smi.LOST_LINE_AND_ROW]
+    )
     reloaded = rng.choice([smi.NO_DEVICES, smi.NO_DRIVER, smi.MISMATCH])
     return rng.choice(
         [

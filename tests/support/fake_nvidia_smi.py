@@ -44,11 +44,13 @@ HEALTHY = {
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A GPU. `cells`: what is unlike a healthy one; `handle`: why there is no handle of it; `is_listed`: it has a row, or that line."""
+    """A GPU. `cells`: what is unlike a healthy one; `handle`: why there is no handle of it; `is_listed`: it has a row, or that line;
+    `error`: what its row says in each cell, also instead of its number, behind that line if there is one."""
 
     cells: Mapping[str, str] = field(default_factory=dict)
     handle: str = ""
     is_listed: bool = True
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ def without_handle(why: str) -> Host:
     return Host(cards=(Card(), Card(handle=why)))
 
 
+LOST_ROW = Host(cards=(Card(), Card(error="[GPU is lost]")))
+LOST_LINE_AND_ROW = Host(cards=(Card(), Card(handle="Unknown Error", error="[Unknown Error]")), code=255)
 UNLISTED = Host(cards=(Card(), Card(is_listed=False)))
 NO_DEVICES = Host(text="No devices were found\n", code=6)
 NO_DRIVER = Host(
@@ -125,7 +129,7 @@ def answer(host: Host, *options: str) -> tuple[str, int] | None:
         lines = [
             f"GPU {number}: {HEALTHY['name']} (UUID: {uuid(number)})"
             for number, card in enumerate(host.cards)
-            if card.is_listed and not card.handle
+            if card.is_listed and not card.handle and not card.error
         ]
     elif "--query-gpu" in words:
         columns = words["--query-gpu"].split(",")
@@ -151,8 +155,11 @@ def _table(host: Host, columns: list[str], form: str) -> list[str]:
             "driver_version": f"{host.driver}.82.07", **HEALTHY, **card.cells,
         }  # fmt: skip
         if card.handle:
-            lines.append(f"Unable to determine the device handle for GPU{number}: {bus(number)}: {card.handle}")
-        elif card.is_listed:
+            which = bus(number) if card.error else f"{number}: {bus(number)}"
+            lines.append(f"Unable to determine the device handle for GPU{which}: {card.handle}")
+        if card.error:
+            lines.append(", ".join(card.error for _ in columns))
+        elif card.is_listed and not card.handle:
             cells = [(known.get(column, "Not Active"), units.get(column, "")) for column in columns]
             lines.append(", ".join(f"{cell} {unit}" if unit and cell[:1].isdigit() else cell for cell, unit in cells))
     return lines
@@ -188,7 +195,7 @@ def write(folder: Path, host: Host) -> None:
     """Change the host of an installed program, at once for whoever runs it."""
     names = ("driver", "warning", "text", "code", "hangs", "users")
     fields = {name: getattr(host, name) for name in names}
-    fields["cards"] = [[dict(card.cells), card.handle, card.is_listed] for card in host.cards]
+    fields["cards"] = [[dict(card.cells), card.handle, card.is_listed, card.error] for card in host.cards]
     partial = host_file(folder).with_suffix(".part")
     partial.write_text(json.dumps(fields))
     partial.rename(host_file(folder))

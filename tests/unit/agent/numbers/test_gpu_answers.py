@@ -34,6 +34,8 @@ SICK: dict[str, tuple[smi.Host, str]] = {
     ),
     "lost, in its row": (smi.every_cell("[GPU is lost]"), LOST),
     "lost, in its row, old driver": (smi.every_cell("[GPU is lost]", 470), LOST),
+    "lost, and without a number": (smi.LOST_ROW, LOST),
+    "lost, without a handle, and a row of errors": (smi.LOST_LINE_AND_ROW, LOST),
     "lost, in one cell": (smi.sick({ECC: "[GPU is lost]"}), LOST),
     "lost, without a handle": (smi.without_handle("Unknown Error"), LOST),
     "lost, not found": (smi.without_handle("Not Found"), LOST),
@@ -70,6 +72,7 @@ NOT_SICK: dict[str, tuple[smi.Host, tuple[str, ...]]] = {
     "MIG": (smi.every_cell("[N/A]"), ()),
     "MIG, new driver": (smi.every_cell("N/A"), ()),
     "errors of the driver itself": (smi.every_cell("[Unknown Error]"), ()),
+    "errors of the driver itself, in all cells": (smi.Host(cards=(smi.Card(error="[Unknown Error]"),) * 2), ()),
     "a container without rights": (smi.every_cell("[Insufficient Permissions]"), ()),
     "another language": (smi.sick({"gpu_recovery_action": "Restablecer", "remapped_rows.failure": "Sí"}), ()),
     "text in another language": (smi.SPANISH, ()),
@@ -120,6 +123,30 @@ def test_answer_that_makes_no_gpu_sick(monkeypatch: pytest.MonkeyPatch, name: st
 def test_first_answer_that_makes_no_gpu_sick(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     host, remarks = NOT_SICK[name]
     assert told(monkeypatch, host) == ("", remarks)
+
+
+def test_only_gpu_of_a_host_that_is_lost_has_left_the_bus(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [smi.Host(cards=(smi.Card(),)), smi.Host(cards=(smi.Card(error="[GPU is lost]"),))]
+    monkeypatch.setattr(gpus, "run_nvidia_smi", lambda tool, *options, limit_s: smi.run(said[0], tool, *options))
+    monkeypatch.setattr(gpu_states, "SECOND_LOOK_S", 0.0)
+    states = GpuStates()
+    states.devices.add("0")
+    states.ask("nvidia-smi")
+    del said[0]
+    states.ask("nvidia-smi")
+    assert [(gpu.gpu, gpu.fault) for gpu in states.take_news(0.0) or ()] == [("0", LOST)]
+
+
+@pytest.mark.parametrize("lost", [smi.LOST_ROW, smi.LOST_LINE_AND_ROW, smi.without_handle("Unknown Error")])
+def test_gpu_of_another_job_that_is_lost_hides_no_fault(monkeypatch: pytest.MonkeyPatch, lost: smi.Host) -> None:
+    """It was lost before the job began, so that nothing is known of it."""
+    dead = lost.cards[1]
+    host = smi.Host(cards=(smi.Card({"gpu_recovery_action": "Reset"}), smi.Card(), dead), code=lost.code)
+    monkeypatch.setattr(gpus, "run_nvidia_smi", lambda tool, *options, limit_s: smi.run(host, tool, *options))
+    states = GpuStates()
+    states.devices.update(("0", "1"))
+    states.ask("nvidia-smi")
+    assert [(gpu.gpu, gpu.fault) for gpu in states.take_news(0.0) or ()] == [("0", "wants a reset")]
 
 
 @pytest.mark.parametrize("driver", [340, 390, 450, 535])
