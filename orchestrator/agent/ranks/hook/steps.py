@@ -35,7 +35,7 @@ from .layout import (
     TIME_WORD,
     TYPE_CHECKING,
 )
-from .replicas import ParameterSums
+from .tensors import GradientNorms, ParameterSums
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +71,10 @@ class OptimizerSteps:
             return 0
         self._steps[self._number] = steps = self._steps[self._number] + 1
         return steps * OPTIMIZERS_MAX + self._number
+
+    def living(self) -> int:
+        """Return a bit for each optimizer that still is there, by its number."""
+        return sum(1 << number for number, (other, _) in enumerate(self._optimizers) if other() is not None)
 
     def _number_of(self, optimizer: "Any") -> "tuple[int, ref[Any]]":
         import weakref
@@ -168,6 +172,7 @@ class Steps:
         self.graphs = Graphs(lambda optimizer: self.after_step(optimizer, (), {}))
         self._optimizer_steps, self._script_steps = OptimizerSteps(), ScriptSteps()
         self._sums = ParameterSums(notes)
+        self.norms = GradientNorms(notes)
         self._pid = os.getpid()
         self._count = itertools.count
         self._next_step = itertools.count(1).__next__  # atomic under the GIL
@@ -226,6 +231,8 @@ class Steps:
             self.groups.count(words, step, own_step)
             if self._sums.every:
                 self._sums.count(words, own_step, self._script_steps.made, optimizer)
+            if self.norms.awaited:
+                self.norms.count(words, own_step, self._script_steps.made, optimizer, self._optimizer_steps.living)
             words[THREAD_WORD] = self._thread_id()
             words[TIME_WORD] = now_ns
             words[STEP_WORD] = step
@@ -241,6 +248,7 @@ class Steps:
         self._next_step = self._count(1).__next__
         self.groups.begin(is_child=True)
         self._sums = ParameterSums(self._notes)
+        self.norms.begin()
         self._optimizer_steps, self._script_steps = OptimizerSteps(), ScriptSteps()
 
     def _number(self, words: memoryview, step: int, optimizer: object) -> "int | None":
