@@ -108,9 +108,8 @@ def _loss_notice(facts: Facts, attempt: AttemptFacts, now_s: float) -> d.Notice 
     if (is_odd or bool(norm)) == (active is not None):
         return None
     since = f", seen from step {facts.step:,} on" if facts.step else ""
-    why = f"loss is {loss}{since}" if is_odd else norm
-    if active:
-        why = "gradient norm is finite again" if loss is None else f"loss is {loss:.4g} again"
+    again = "gradient norm is finite again" if loss is None else f"loss is {loss:.4g} again"
+    why = again if active else f"loss is {loss}{since}" if is_odd else norm
     return d.Notice(now_s, why, attempt.number, NoticeTopic.LOSS, withdrawn=active is not None)
 
 

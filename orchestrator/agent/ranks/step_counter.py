@@ -75,7 +75,6 @@ HISTORY_COUNTS_MAX = 64
 _HEADER = struct.Struct("<8Q")
 _RING = struct.Struct(f"<{RING_STEPS}Q")
 _ROW = struct.Struct(f"<{ROW_WORDS}Q")
-_NORMS = struct.Struct("<2QdQd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +271,9 @@ class StepCounter:
     def nonfinite_norms(self) -> tuple[int, tuple[tuple[int, ReportedNumber], ...]]:
         """Return how many norms of gradients in a row, up to the last, are not finite; and where there are some, step and norm
         of the first of them, and of the last finite one."""
-        count, step, norm, finite_step, finite = _NORMS.unpack_from(self._map, 8 * NORMS_WORD)
-        known = [(at, ReportedNumber(one)) for at, one in ((step, norm), (finite_step, finite)) if at and count]
-        return count, tuple(known)
+        count, step, norm, finite_step, finite = struct.unpack_from("<2QdQd", self._map, 8 * NORMS_WORD)
+        pairs = ((step, norm), (finite_step, finite)) if count else ()
+        return count, tuple((at, ReportedNumber(one)) for at, one in pairs if at)
 
     def history(self) -> tuple[observations.CollectiveCounts, ...]:
         """Return the counts at the last steps, 64 at most, at which a count grew by a different number than at the

@@ -63,8 +63,9 @@ def describe_norm(attempt: AttemptFacts, rank: RankFacts) -> str:
     if not rank.beat.gradient_norms or rank.beat.nonfinite_losses < LOSSES_MIN:
         return ""
     (step, norm), *finite = ((attempt.call_step + step, norm) for step, norm in rank.beat.gradient_norms)
-    last = "".join(f" (last finite {one:.4g} at step {at:,})" for at, one in finite)
-    return f"gradient norm is {norm} at step {step:,}{last}"
+    return f"gradient norm is {norm} at step {step:,}" + "".join(
+        f" (last finite {one:.4g} at step {at:,})" for at, one in finite
+    )
 
 
 def _finite_steps(rank: RankFacts) -> int | None:

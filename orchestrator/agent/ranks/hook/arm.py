@@ -19,6 +19,7 @@ from .layout import RANK_DIR_ENV, SOCKET_ENV, SOCKET_FILE, STACK_SIGNAL_ENV, SUB
 from .own_code import import_from_copy
 from .stacks import StackDumper
 from .steps import Steps
+from .tensors import watch_norms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -122,12 +123,8 @@ class Hook:
         Steps.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
         register(self._steps.after_step)
         self._when_imported("torch.autograd", "_make_grads", self._steps.watch_backward)
-        self._when_imported("torch.nn.utils", "clip_grad_norm_", self._watch_norms)
+        self._when_imported("torch.compiler", "is_compiling", lambda one: watch_norms(self._steps, one))
         self._when_imported("torch.cuda.graphs", "CUDAGraph", self._steps.graphs.watch)
-
-    def _watch_norms(self, clip: "Callable[..., Any]") -> None:
-        watch = self._steps.norms.watch
-        self._when_imported("torch.compiler", "is_compiling", lambda is_compiling: watch(clip, is_compiling))
 
     def _start_worker_server(self, server: "Callable[[str], object]") -> None:
         import atexit

@@ -171,8 +171,7 @@ class Steps:
         self.groups = Groups(folder, notes, is_child=is_child)
         self.graphs = Graphs(lambda optimizer: self.after_step(optimizer, (), {}))
         self._optimizer_steps, self._script_steps = OptimizerSteps(), ScriptSteps()
-        self._sums = ParameterSums(notes)
-        self.norms = GradientNorms(notes)
+        self._sums, self.norms = ParameterSums(notes), GradientNorms()
         self._pid = os.getpid()
         self._count = itertools.count
         self._next_step = itertools.count(1).__next__  # atomic under the GIL
@@ -231,8 +230,8 @@ class Steps:
             self.groups.count(words, step, own_step)
             if self._sums.every:
                 self._sums.count(words, own_step, self._script_steps.made, optimizer)
-            if self.norms.awaited:
-                self.norms.count(words, own_step, self._script_steps.made, optimizer, self._optimizer_steps.living)
+            numbers = words, own_step, self._script_steps.made, optimizer, self._optimizer_steps.living
+            self._notes.guard("gradient norms", lambda: self.norms.count(*numbers))
             words[THREAD_WORD] = self._thread_id()
             words[TIME_WORD] = now_ns
             words[STEP_WORD] = step
@@ -247,8 +246,7 @@ class Steps:
         self._retry_at_ns = 0
         self._next_step = self._count(1).__next__
         self.groups.begin(is_child=True)
-        self._sums = ParameterSums(self._notes)
-        self.norms.begin()
+        self._sums, self.norms = ParameterSums(self._notes), GradientNorms()
         self._optimizer_steps, self._script_steps = OptimizerSteps(), ScriptSteps()
 
     def _number(self, words: memoryview, step: int, optimizer: object) -> "int | None":

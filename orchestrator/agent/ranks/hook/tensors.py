@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .errors import HookNotes
+    from .steps import Steps
 
 MASK = (1 << 64) - 1
 # Attributes of optimizers of torch whose replicas rightly differ for a while: local SGD, and parts that are still being sent.
@@ -70,78 +71,59 @@ class ParameterSums:
 
 
 class GradientNorms:
-    """Watches the norms that torch's `clip_grad_norm_` returns: how many in a row are not finite.
+    """Looks at the norms that torch's `clip_grad_norm_` returns: how many in a row are not finite.
 
-    One that is not finite counts only if all optimizers step behind it: a GradScaler, or the script, leaves out such a step on
-    purpose. A norm whose predecessor is still on its way to the CPU is passed over.
+    A norm is looked at when the next one is there. One that is not finite counts only if all optimizers have stepped between: a
+    GradScaler, or the script, leaves out such a step on purpose. While its copy to the CPU is under way, norms are passed over.
     """
 
-    def __init__(self, notes: "HookNotes") -> None:
-        self._notes = notes
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget what the parent of a forked child has clipped."""
-        self.awaited = False  # a norm was returned, or is on its way
-        self._latest: Any = None
-        self._pending: tuple[int, Any, Any] | None = None
-        # Whether steps still are those behind it, and of which optimizers there were some, a bit for each
+    def __init__(self) -> None:
+        self.latest: Any = None  # since the last step
+        self._pending: list[tuple[int, Any, Any]] = []  # one at most
+        # Whether no other came behind it, and until then a bit for each optimizer that has stepped
         self._is_last, self._stepped = False, 0
-
-    def watch(self, clip: "Callable[..., Any]", is_compiling: "Callable[[], bool]") -> None:
-        """Wrap `clip_grad_norm_`. A compiler that traces through it sees torch's own function."""
-        import functools
-
-        @functools.wraps(clip)
-        def clip_and_keep(*args: "Any", **kwargs: "Any") -> "Any":
-            norm = clip(*args, **kwargs)
-            if not is_compiling():
-                self._latest, self.awaited = norm, True
-            return norm
-
-        for name in ("torch.nn.utils", "torch.nn.utils.clip_grad"):
-            sys.modules[name].clip_grad_norm_ = clip_and_keep  # type: ignore[attr-defined]
 
     def count(
         self, words: memoryview, own_step: "int | None", step: int, optimizer: "Any", living: "Callable[[], int]"
     ) -> None:
-        """Note a step; `own_step` and `living` as in `OptimizerSteps`, `step` of the script. Raises nothing."""
-        norm, self._latest = self._latest, None
-        try:
-            if norm is not None:
-                self._is_last = False
+        """Note a step; `own_step` and `living` as in `OptimizerSteps`, `step` of the script."""
+        norm, self.latest, torch = self.latest, None, sys.modules["torch"]
+        if norm is not None:
+            self._is_last = all(event is None or event.query() for _, event, _ in self._pending)
+            if self._is_last:
                 self._write_finished(words, living)
-                self._is_last, torch = self._pending is None, sys.modules["torch"]
-                part = getattr(norm, "_local_tensor", norm)  # one part that is not finite makes the whole so
-                if self._is_last and type(part) is torch.Tensor and part.device.type in ("cpu", "cuda"):
-                    self._pending, self._stepped = (step, *begin_copy(part, torch)), 0
-            # Where it has this attribute, a GradScaler leaves it to the optimizer to make no step.
-            if self._is_last and own_step and not hasattr(optimizer, "found_inf"):
-                self._stepped |= 1 << own_step % OPTIMIZERS_MAX
-            self._write_finished(words, living)
-        except Exception as err:
-            self._pending = None
-            self._notes.add("gradient norms", err)
-        self.awaited = self._pending is not None
+                is_read = type(norm) is torch.Tensor and norm.device.type in ("cpu", "cuda")
+                self._pending, self._stepped = [(step, *begin_copy(norm, torch))] if is_read else [], 0
+        # Where it has this attribute, a GradScaler leaves it to the optimizer to make no step.
+        if self._is_last and own_step and not hasattr(optimizer, "found_inf"):
+            self._stepped |= 1 << own_step % OPTIMIZERS_MAX
 
     def _write_finished(self, words: memoryview, living: "Callable[[], int]") -> None:
-        if self._pending is None:
-            return
-        step, event, copied = self._pending
-        if event is not None and not event.query():
-            return
-        norm, at = float(copied), NORMS_WORD
-        is_finite = norm - norm == 0.0
-        counts = is_finite or not living() & ~self._stepped
-        if not counts and self._is_last:
-            return  # another optimizer may still step
-        self._pending = None
-        if counts:
-            words[at] = 0 if is_finite else words[at] + 1
-            if words[at] <= 1:
-                at += 3 if is_finite else 1
-                words[at] = step
-                words[at + 1 : at + 2].cast("B").cast("d")[0] = norm
+        for step, _, copied in self._pending:
+            norm = float(copied)
+            is_finite = norm - norm == 0.0
+            if is_finite or not living() & ~self._stepped:
+                words[NORMS_WORD] = 0 if is_finite else words[NORMS_WORD] + 1
+                if words[NORMS_WORD] <= 1:
+                    at = NORMS_WORD + (3 if is_finite else 1)
+                    words[at], words[at + 1 : at + 2].cast("B").cast("d")[0] = step, norm
+
+
+def watch_norms(steps: "Steps", is_compiling: "Callable[[], bool]") -> None:
+    """Wrap torch's `clip_grad_norm_`, so that `steps` gets the norms. A compiler that traces through it sees torch's own."""
+    import functools
+
+    utils: Any = sys.modules["torch.nn.utils"]
+    clip = utils.clip_grad_norm_
+
+    @functools.wraps(clip)
+    def clip_and_keep(*args: "Any", **kwargs: "Any") -> "Any":
+        norm = clip(*args, **kwargs)
+        if not is_compiling():
+            steps.norms.latest = getattr(norm, "_local_tensor", norm)  # one part that is not finite makes the whole so
+        return norm
+
+    utils.clip_grad_norm_ = utils.clip_grad.clip_grad_norm_ = clip_and_keep
 
 
 def sum_parameters(optimizer: "Any") -> "tuple[int, list[tuple[Any, Any]]]":
