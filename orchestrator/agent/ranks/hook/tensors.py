@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .errors import HookNotes
-    from .steps import Steps
 
 MASK = (1 << 64) - 1
 # Attributes of optimizers of torch whose replicas rightly differ for a while: local SGD, and parts that are still being sent.
@@ -109,7 +108,7 @@ class GradientNorms:
                     words[at], words[at + 1 : at + 2].cast("B").cast("d")[0] = step, norm
 
 
-def watch_norms(steps: "Steps", is_compiling: "Callable[[], bool]") -> None:
+def watch_norms(steps: "Any", is_compiling: "Callable[[], bool]") -> None:
     """Wrap torch's `clip_grad_norm_`, so that `steps` gets the norms. A compiler that traces through it sees torch's own."""
     import functools
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import sys
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from orchestrator.agent.ranks.hook import layout
-from orchestrator.agent.ranks.hook.steps import Steps
 from orchestrator.agent.ranks.hook.tensors import GradientNorms, watch_norms
 
 
@@ -39,7 +37,7 @@ class Loop:
         self.norms = GradientNorms()
         utils = SimpleNamespace(clip_grad_norm_=lambda norm: norm, clip_grad=SimpleNamespace())
         sys.modules["torch.nn.utils"] = utils  # type: ignore[assignment]
-        watch_norms(cast(Steps, self), lambda: False)
+        watch_norms(self, lambda: False)
         self.clip = utils.clip_grad_norm_
         self.step = 0
 
