@@ -222,6 +222,7 @@ class NodeRanks:
         io_bytes = process.io_counter.total_bytes(now_s)
         usage, training = process.metrics.measure_if_due(process.io_counter.pids, now_s)
         passes, median_pass_s = process.counter.backward_passes()
+        nonfinite_norms, norms = process.counter.nonfinite_norms()
         return reports.RankHeartbeat(
             process.rank, last.step, state, process.log_bytes, cpu_s,
             io_bytes=io_bytes, median_step_s=process.counter.median_step_s(),
@@ -229,8 +230,8 @@ class NodeRanks:
             groups=tuple(group.key for group in process.counter.groups()), collective_counts=counts,
             optimizer_steps=last.rows, alone=process.counter.framework_without_group(), progress=process.metrics.printed.progress(last.rows),
             passes=passes, median_pass_s=median_pass_s, has_group=process.counter.has_formed_group(),
-            rate_per_s=process.counter.rate_per_s(), nonfinite_losses=process.metrics.nonfinite_losses(), usage=usage,
-            training=training, parameter_sums=sums,
+            rate_per_s=process.counter.rate_per_s(), nonfinite_losses=max(process.metrics.nonfinite_losses(), nonfinite_norms),
+            gradient_norms=norms, usage=usage, training=training, parameter_sums=sums,
         )  # fmt: skip
 
     def note_logs(self, now_ns: int) -> None:
