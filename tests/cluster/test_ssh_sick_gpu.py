@@ -1,0 +1,73 @@
+"""A host whose GPU turns sick in the middle of a real training over SSH is left, and only such a host. nvidia-smi is a fake."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.cluster import gpt, sick_gpu
+from tests.support.cluster.box import Box
+from tests.support.cluster.desk import Desk, Job
+
+OUT_S_MAX = 30.0
+"""From the crash to the first step without the host."""
+
+THREE = {"hosts": "node[1-3]"}
+
+pytestmark = pytest.mark.soak
+
+
+@pytest.fixture(autouse=True)
+def _gpus(box: Box) -> Iterator[None]:
+    with sick_gpu.nvidia_smi_on(box.nodes[:3]):
+        yield
+
+
+def failures(desk: Desk) -> dict[str, str]:
+    """Return why hosts count as failed, by `orch nodes`."""
+    listed = json.loads(desk.orch("nodes", "--json").stdout)
+    return {one["host"]: one["why"] for one in listed if one["why"]}
+
+
+def crashed(job: Job) -> float:
+    """Wait for the crash of rank 2 in mid-training, and return when it was seen."""
+    rank, step = sick_gpu.CRASHES[2]
+    job.wait_for_line(f"made step {step}", rank, attempt=2)
+    return time.monotonic()
+
+
+def test_host_with_gpu_that_turns_sick_is_replaced_by_spare(desk: Desk) -> None:
+    calm = sick_gpu.train(desk, "", ssh=THREE)
+    assert calm.wait()["state"] == "SUCCEEDED", calm.story()
+    job = sick_gpu.train(desk, "sick", spares=1, ssh=THREE)
+    crashed_s = crashed(job)
+    job.until(lambda seen: seen["attempt"] >= 3 and (seen["step"] or 0) > 30, "a step without node2", OUT_S_MAX)
+    print(f"without node2 {time.monotonic() - crashed_s:.1f} s after the crash")
+    assert job.wait()["state"] == "SUCCEEDED", job.story()
+    assert job.kinds() == ["crash", "crash", "crash", None]
+    verdict = job.why()[1]["verdict"]
+    assert (verdict["node"], verdict["ranks"]) == ("node2", [2])
+    assert "its GPU 1 wants a reset since" in verdict["evidence"][0]
+    _, left, counted = sick_gpu.begun_because(job)
+    assert "not counted in restart.max; node2 is not used again: its GPU 1 wants a reset since" in left
+    assert "restart 1 of 1 without progress" in counted
+    assert job.placed() == ["node1", "node3"]
+    gpt.assert_resumed(job, 4, sick_gpu.STEPS)
+    assert gpt.digest(job) == gpt.digest(calm)
+    ((host, why),) = failures(desk).items()
+    assert host == "node2" and why.startswith("crash: ") and "its GPU 1 wants a reset" in why
+    later = sick_gpu.train(desk, "", ssh=THREE)
+    assert later.wait()["state"] == "SUCCEEDED" and later.placed() == ["node1", "node3"]
+
+
+def test_host_with_hot_gpu_is_kept_and_restart_counts(desk: Desk) -> None:
+    job = sick_gpu.train(desk, "hot", spares=1, ssh=THREE)
+    assert job.wait()["state"] == "FAILED"
+    assert job.kinds() == ["crash", "crash", "crash"], "the last is one more than restart.max allows"
+    assert "host" not in [one["kind"] for one in job.why()[1]["verdict"]["proof"]]
+    assert "restart 1 of 1 without progress" in sick_gpu.begun_because(job)[1]
+    assert job.placed() == ["node1", "node2"] and not failures(desk)
+    assert sick_gpu.gpu_news(job)[0] == ("", ("lower clocks: it is too hot",))
