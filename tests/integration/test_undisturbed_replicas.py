@@ -20,7 +20,7 @@ from tests.support.packages import need
 pytestmark = pytest.mark.soak
 
 RUNS = 25
-STEPS, FLIPS_AT = 80, 60
+STEPS, FLIPS_AT = 60, 45
 SUMS_MIN = STEPS - 1
 """Of a rank, with a sum at each step: the last may not be read any more."""
 
@@ -49,7 +49,7 @@ def loss_of(model, x):
 
 
 def made(model, step):
-    time.sleep(0.03)
+    time.sleep(0.02)
     if flips and (step, os.environ["RANK"]) == ({FLIPS_AT}, "1"):
         parameter = next(model.parameters()).detach()
         with torch.no_grad():
@@ -138,14 +138,14 @@ class Kind:
     package: str = "torch"
     alike: tuple[tuple[int, ...], ...] = ((0, 1),)
     ranks: int = 2
-    runs: int = 1
+    runs: int = RUNS
 
 
 KINDS = (
     Kind("ddp", DDP),
-    Kind("fsdp", SHARDED, alike=()),
-    Kind("hsdp", SHARDED, "hybrid"),
-    Kind("hsdp of four", SHARDED, "hybrid", alike=((0, 2), (1, 3)), ranks=4),
+    Kind("fsdp", SHARDED, alike=(), runs=10),
+    Kind("hsdp", SHARDED, "hybrid", runs=10),
+    Kind("hsdp of four", SHARDED, "hybrid", alike=((0, 2), (1, 3)), ranks=4, runs=5),
     Kind("accelerate", ACCELERATE, package="accelerate"),
     Kind("lightning", LIGHTNING, package="lightning"),
 )

@@ -106,7 +106,9 @@ class Rank:
         steps = range(self.count // every * every, self.summed, -every)[:SUMS_TOLD_MAX][::-1]
         self.summed, (odd, first) = max((self.summed, *steps)), night.drift
         drifted = {step: self.number == odd and self.gang.base + step >= first for step in steps}
-        return tuple((0, step, step, 1000 * step + (self.number if night.holds_shards else drifted[step])) for step in steps)
+        return tuple(
+            (0, step, step, 1000 * step + (self.number if night.holds_shards else drifted[step])) for step in steps
+        )
 
     @property
     def is_stuck(self) -> bool:

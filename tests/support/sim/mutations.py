@@ -371,7 +371,7 @@ KILLERS = {
     "that a loss is not finite is never taken back": "named ranks-whose-loss-is-infinite-for-a-while",
     "a rank that drifts is not named": "named a-rank-that-drifts",
     "only the last step of a heartbeat is compared": "named a-rank-that-drifts-within-a-heartbeat",
-    "ranks are said to hold nothing in common before all have told": "named a-rank-that-drifts-within-a-heartbeat",
+    "ranks are said to hold nothing in common before all have told": "named replicas-on-hosts-of-their-own",
     "ranks are replicas after one step": "named a-rank-that-differs-early",
     "that no two ranks hold the same is not said": "named ranks-that-hold-shards",
     "ranks that end well behind a traceback are not named": "named ranks-of-which-one-ends-well-behind-a-traceback",
