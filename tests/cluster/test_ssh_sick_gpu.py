@@ -20,8 +20,8 @@ THREE = {"hosts": "node[1-3]"}
 pytestmark = pytest.mark.soak
 
 
-@pytest.fixture(autouse=True)
-def _gpus(box: Box) -> Iterator[None]:
+@pytest.fixture
+def gpus(box: Box) -> Iterator[None]:
     with sick_gpu.nvidia_smi_on(box.nodes[:3]):
         yield
 
@@ -32,6 +32,7 @@ def failures(desk: Desk) -> dict[str, str]:
     return {one["host"]: one["why"] for one in listed if one["why"]}
 
 
+@pytest.mark.usefixtures("gpus")
 def test_host_with_gpu_that_turns_sick_is_replaced_by_spare(desk: Desk) -> None:
     calm = sick_gpu.train(desk, "", ssh=THREE)
     assert calm.wait()["state"] == "SUCCEEDED", calm.story()
@@ -58,6 +59,7 @@ def test_host_with_gpu_that_turns_sick_is_replaced_by_spare(desk: Desk) -> None:
     assert later.wait()["state"] == "SUCCEEDED" and later.placed() == ["node1", "node3"]
 
 
+@pytest.mark.usefixtures("gpus")
 def test_host_with_hot_gpu_is_kept_and_restart_counts(desk: Desk) -> None:
     job = sick_gpu.train(desk, "hot", spares=1, ssh=THREE)
     assert job.wait()["state"] == "FAILED"
@@ -66,3 +68,14 @@ def test_host_with_hot_gpu_is_kept_and_restart_counts(desk: Desk) -> None:
     assert "restart 1 of 1 without progress" in sick_gpu.begun_because(job)[1]
     assert job.placed() == ["node1", "node2"] and not failures(desk)
     assert sick_gpu.gpu_news(job)[0] == ("", ("lower clocks: it is too hot",))
+
+
+def test_slow_nvidia_smi_costs_another_crash_at_most(desk: Desk, box: Box) -> None:
+    """The next attempt begins before it answers: the host is left at the crash after that."""
+    with sick_gpu.nvidia_smi_on(box.nodes[:3], slow_s=1.5):
+        job = sick_gpu.train(desk, "sick", restarts_max=3, spares=1, ssh=THREE)
+        assert job.wait()["state"] == "SUCCEEDED", job.story()
+    assert job.placed() == ["node1", "node3"] and failures(desk).keys() == {"node2"}
+    assert any(
+        "node2 is not used again: its GPU 1 wants a reset since" in why for why in sick_gpu.begun_because(job)[1:3]
+    )

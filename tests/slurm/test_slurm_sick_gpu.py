@@ -35,7 +35,6 @@ def test_node_with_gpu_that_turns_sick_is_replaced_by_spare(slurm: SlurmBox, des
     crashed_s = time.monotonic()
     assert job.placed() == ["node1", "node2"]
     job.wait_for_line("made step 31", rank, attempt=3)
-    print("without", time.monotonic() - crashed_s)
     assert time.monotonic() - crashed_s < OUT_S_MAX, job.story()
     job.wait_for_line("made step 40", attempt=4)
     assert job.placed() == ["node1", "node3"] and len(allocations(job)) == 1

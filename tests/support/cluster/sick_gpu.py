@@ -22,6 +22,7 @@ from .host import Host
 STATE = "/tmp/gpu-1"
 TOOLS, PLACE = "/run/tools", "/usr/local/bin"
 NVIDIA_SMI = f"""#!/bin/sh
+if [ -e {STATE} ]; then sleep SLOW_S; fi
 action=None clocks=0x0000000000000000
 case "$(cat {STATE} 2>/dev/null)" in
 sick) action=Reset ;;
@@ -47,6 +48,8 @@ def fails(optimizer, *_):
     attempt, turns, now = int(os.environ["ORCH_ATTEMPT"]), os.environ["GPU_TURNS"], (int(os.environ["RANK"]), step)
     if turns and (attempt, *now) == (2, 2, {TURNS_AT}):
         Path("{STATE}").write_text(turns)
+    if attempt > 2 and Path("{STATE}").exists() and turns == "sick":
+        raise RuntimeError("CUDA error: unspecified launch failure")
     if turns and {CRASHES}.get(attempt) == now:
         raise RuntimeError("CUDA error: unspecified launch failure" if attempt == 2 else "no fault of a GPU")
 
@@ -57,12 +60,12 @@ tiny_gpt.main()
 
 
 @contextmanager
-def nvidia_smi_on(hosts: Sequence[Host]) -> Iterator[None]:
-    """Give these hosts an nvidia-smi, and take it from them at the end."""
+def nvidia_smi_on(hosts: Sequence[Host], slow_s: float = 0.0) -> Iterator[None]:
+    """Give these hosts an nvidia-smi, which needs so long once the GPU is sick, and take it from them at the end."""
     covered: list[Host] = []
     try:
         for host in hosts:
-            host.write(f"{TOOLS}/nvidia-smi", NVIDIA_SMI, mode=0o755)
+            host.write(f"{TOOLS}/nvidia-smi", NVIDIA_SMI.replace("SLOW_S", str(slow_s)), mode=0o755)
             host.run(["mount", "-t", "overlay", "-o", f"lowerdir={TOOLS}:{PLACE}", "tools", PLACE])
             covered.append(host)
         yield
@@ -72,13 +75,13 @@ def nvidia_smi_on(hosts: Sequence[Host]) -> Iterator[None]:
             host.run(["rm", "-rf", TOOLS, STATE])
 
 
-def train(desk: Desk, turns: str, **spec: Any) -> Job:
+def train(desk: Desk, turns: str, *, restarts_max: int = 1, **spec: Any) -> Job:
     """Submit the training with two GPUs on each of two hosts; `turns` as `GPU_TURNS`, empty for nothing."""
     script = gpt.TRAIN.replace("\ntiny_gpt.main()\n", FAULTS)
     assert script != gpt.TRAIN
     return gpt.train(
         desk, STEPS, {**gpt.FILES, "train.py": script}, pace_s=0.05, env={"GPU_TURNS": turns}, nodes=2, gpus_per_node=2,
-        procs_per_node=None, restart={"max": 1}, **spec,
+        procs_per_node=None, restart={"max": restarts_max}, **spec,
     )  # fmt: skip
 
 
