@@ -138,11 +138,13 @@ class Kind:
     package: str = "torch"
     alike: tuple[tuple[int, ...], ...] = ((0, 1),)
     ranks: int = 2
+    nodes: int = 1
     runs: int = RUNS
 
 
 KINDS = (
-    Kind("ddp", DDP),
+    Kind("ddp", DDP, runs=20),
+    Kind("ddp on two nodes", DDP, nodes=2, runs=5),
     Kind("fsdp", SHARDED, alike=(), runs=10),
     Kind("hsdp", SHARDED, "hybrid", runs=10),
     Kind("hsdp of four", SHARDED, "hybrid", alike=((0, 2), (1, 3)), ranks=4, runs=5),
@@ -154,8 +156,8 @@ KINDS = (
 def run(desk: Desk, kind: Kind, number: int, *words: str) -> tuple[Sight, int]:
     """Train to the end; return the job, and how many sums each rank made, where those that hold the same made the same."""
     job = desk.submit(
-        {"train.py": kind.script}, entrypoint=" ".join(["train.py", str(number), kind.word, *words]), procs_per_node=kind.ranks,
-        monitor={"compare_replicas": 1, "heartbeat_s": 0.1},
+        {"train.py": kind.script}, entrypoint=" ".join(["train.py", str(number), kind.word, *words]), nodes=kind.nodes,
+        procs_per_node=kind.ranks // kind.nodes, monitor={"compare_replicas": 1, "heartbeat_s": 0.1},
     )  # fmt: skip
     assert job.wait(RUN_S_MAX)["state"] == "SUCCEEDED", f"run {number}: {job.log()}"
     counters = {int(path.parent.name.rpartition("-")[2]): StepCounter(path) for path in job.root.rglob(STEP_FILE)}
@@ -182,5 +184,5 @@ def test_undisturbed_replicas_raise_no_alarm(desk: Desk, kind: Kind) -> None:
     if kind.alike:
         job, _ = run(desk, kind, kind.runs, "flip")
         (notice,) = job.notices(NoticeTopic.REPLICAS)
-        assert "rank 1 on" in notice.why and "all of ranks" in notice.why, notice
+        assert f"rank 1 on node-{kind.nodes - 1}" in notice.why and "held the same" in notice.why, notice
         print(notice.why)
