@@ -50,3 +50,48 @@ def test_gpu_that_turns_sick_at_a_step_is_named_in_verdict(
     assert any("its GPU 1 wants a reset since" in line for line in verdict["evidence"]), verdict
     begun = job.news(d.BeginAttempt)[1]
     assert "is not used again" not in begun.why, "there is no other host"
+
+
+SLOW = NVIDIA_SMI.replace("#!/bin/sh\n", "#!/bin/sh\nif [ -e {sick} ]; then sleep 0.7; fi\n")
+"""A real one takes as long, and longer where a GPU is sick."""
+
+CRASHES_TWICE = (
+    STEPPER
+    + """
+import signal
+
+
+def at_step(step):
+    if (attempt, rank) == (1, 1) and step == 5:
+        Path(os.environ["SICK"]).touch()
+    if rank == 1 and (attempt, step) in ((1, 5), (2, 300)):
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+
+def end(*_):
+    time.sleep(0.3)  # so that nvidia-smi runs when the attempt ends
+    os._exit(143)
+
+
+signal.signal(signal.SIGTERM, end)
+run(600, at_step=at_step)
+"""
+)
+
+
+def test_slow_nvidia_smi_is_not_killed_with_the_attempt(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked when the rank crashes, and answers when the next attempt has long begun."""
+    sick, tool = tmp_path / "sick", tmp_path / "tools/nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(SLOW.format(sick=sick))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": CRASHES_TWICE}, entrypoint="train.py", procs_per_node=2,
+        env={"CUDA_VISIBLE_DEVICES": "0,1", "SICK": str(sick)},
+    )  # fmt: skip
+    assert job.wait()["state"] == "SUCCEEDED", job.job.why()
+    assert job.kinds() == ["crash", "crash", None]
+    assert any("its GPU 1 wants a reset since" in line for line in job.verdict(2)["evidence"]), job.verdict(2)

@@ -269,8 +269,8 @@ class NodeRanks:
                 procfs.send_signal(pid, self.signum)
 
     def continue_stop(self, kept_pids: set[int]) -> bool:
-        """Continue a stop; return True when no process of the attempt is left. `kept_pids` pids are not killed, and resource
-        trackers not before they had time to do their work.
+        """Continue a stop; return True when no process of the attempt is left. `kept_pids` pids and the agent's own tools, such as
+        nvidia-smi, are not killed, and resource trackers not before they had time to do their work.
 
         Processes that a rank and its scripts leave behind are signalled to end then. A shell with a trap may end before its script.
         """
@@ -339,8 +339,10 @@ def _is_reapable(pid: int) -> bool:
 
 
 def _find_living(pids: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the living ones of the processes, each with its process group."""
+    """Yield the living ones of the processes that are not in the agent's session, as no process of a rank is; each with its
+    process group."""
+    own_session = os.getsid(0)
     for pid in pids:
         stat = procfs.stat(pid)
-        if stat is not None and stat.state not in "ZX":
+        if stat is not None and stat.state not in "ZX" and stat.session != own_session:
             yield pid, stat.pgrp
