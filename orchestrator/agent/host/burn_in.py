@@ -14,7 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 GPU_SIZE, CPU_SIZE = 8192, 1024
 """Rows and columns of the matrices."""

@@ -9,12 +9,15 @@ import platform
 import resource
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 from orchestrator.agent.host import gpu_health, peers, program, resources
+from orchestrator.agent.process import leases
 from orchestrator.core.errors import HostError
-from orchestrator.core.host import interfaces
+from orchestrator.core.host import gpus, interfaces, procfs
 from orchestrator.core.host_facts import HostFacts
 from orchestrator.core.wire import bootstrap as w
+from orchestrator.core.wire.agent_config import LeaseNeeds
 
 
 class CheckSteps:
@@ -23,6 +26,7 @@ class CheckSteps:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._listener: peers.PeerListener | None = None
+        self._leases: leases.Leases | None = None
 
     def run(self, step: w.CheckStep) -> w.Reply:
         """Do a step, and return what came of it."""
@@ -34,10 +38,13 @@ class CheckSteps:
             case w.MeasurePeer(addresses, ports, token, send_s):
                 return peers.measure_link(addresses, ports, token, send_s)
             case w.AllReduce():
-                return self._reduce(step)
+                return self.burn_in(step) if step.burn_s else self._reduce(step)
 
     def close(self) -> None:
         """Close what the steps have opened."""
+        if self._leases is not None:
+            self._leases.close()
+            self._leases = None
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -57,6 +64,23 @@ class CheckSteps:
             "on_gpu": step.on_gpu, "group_s_max": program.REDUCE_GROUP_S_MAX,
         }  # fmt: skip
         return w.AllReduced(program.all_reduce(step.program, {**self._environ, **step.env}, request))
+
+    def burn_in(self, step: w.AllReduce) -> w.AllReduced:
+        """Burn this node in for a round; its GPUs are leased until the end of the check, so that no job begins on them."""
+        if step.on_gpu and self._leases is None:
+            try:
+                needs = LeaseNeeds(len(gpus.list_gpus()), 0, 0)
+                self._leases = leases.acquire(
+                    needs, leases.this_holder("orch check", ""), leases.LeaseCapacity(gpus.list_gpus, 1)
+                )
+            except (HostError, w.RequestFailed) as err:
+                return w.AllReduced(str(err))
+        models = [
+            line for line in procfs.read_text(Path("/proc/cpuinfo")).splitlines() if line.startswith("model name")
+        ]
+        cpu = models[0].partition(":")[2].strip() if models else platform.machine()
+        request = {"seconds": step.burn_s, "on_gpu": step.on_gpu, "folder": step.folder, "cpu": cpu}
+        return program.burn_in(step.program, {**self._environ, **step.env}, request)
 
     def gather_facts(self, step: w.GatherFacts) -> HostFacts:
         """Gather the node's facts."""

@@ -1,4 +1,5 @@
-"""Check of the ranks' Python on this node (`program_probe`), and its all-reduce with other nodes (`reduce_rank`)."""
+"""Check of the ranks' Python on this node (`program_probe`), its all-reduce with other nodes (`reduce_rank`), and its
+burn-in (`burn_in`)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.host_facts import UNKNOWN, MissingImport, ProgramFacts
+from orchestrator.core.host_facts import UNKNOWN, AllReduced, MissingImport, ProgramFacts
 from orchestrator.core.wire.bootstrap import GatherFacts
 
 PROBE_S_MAX = 90.0
@@ -23,6 +24,9 @@ REDUCE_S_MAX = 75.0
 
 REDUCE_GROUP_S_MAX = 15.0
 """How long its ranks wait for one another once each has torch."""
+
+BURN_EXTRA_S_MAX = 150.0
+"""How much longer than asked for a round of a burn-in may take: the import of torch, the matrices, a last repetition."""
 
 ERROR_CHARS_MAX = 300
 _FOLDER = Path("/")
@@ -50,6 +54,15 @@ def all_reduce(program: str, env: Mapping[str, str], request: Mapping[str, Any])
     answer = _run_script(program, "reduce_rank", dict(request), env, REDUCE_S_MAX)
     fault = answer if isinstance(answer, str) else str(answer.get("fault", ""))
     return fault[:ERROR_CHARS_MAX]
+
+
+def burn_in(program: str, env: Mapping[str, str], request: Mapping[str, Any]) -> AllReduced:
+    """Run a round of a burn-in of this host."""
+    answer = _run_script(program, "burn_in", dict(request), env, float(request["seconds"]) + BURN_EXTRA_S_MAX)
+    if isinstance(answer, str) or answer.get("fault"):
+        return AllReduced((answer if isinstance(answer, str) else str(answer["fault"]))[:ERROR_CHARS_MAX])
+    lists = {name: {key: tuple(one) for key, one in answer[name].items()} for name in ("speeds", "sums")}
+    return AllReduced("", tuple(answer["devices"]), lists["speeds"], lists["sums"], tuple(answer["wrong"]))
 
 
 def _run_script(

@@ -95,7 +95,7 @@ class ClusterReport:
             self.lost[name] = str(failure)
 
 
-_HOST_CHECKS = ("network", "reduce", "gpus")
+_HOST_CHECKS = ("network", "reduce", "gpus", "burn-in")
 
 
 def check(sessions: HostSessions, hosts: Sequence[str], questions: CheckRequest) -> ClusterReport:
