@@ -14,7 +14,7 @@ from pathlib import Path
 
 from orchestrator.agent.host import program, rendezvous, resources, setup_script
 from orchestrator.brain.checks import node
-from orchestrator.brain.checks.finding import Finding, error, note, passed, warning
+from orchestrator.brain.checks.finding import Finding, describe, error, note, passed, warning
 from orchestrator.client import remote_files
 from orchestrator.client.checks import checkpoint_space, sources
 from orchestrator.core.errors import EXIT_INTERRUPTED, ClusterError, HostError, OrchError, UserError
@@ -191,20 +191,17 @@ def _burn_in(
     try:
         python = setup_script.find_program(plan.program, env, file.workdir)
     except HostError:
-        return  # it is named above
-    gpus = tuple(gpu for one in plan.nodes for gpu in one.gpus)
-    if gpus:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    folder = str(home.job_home(environ).parent)
-    step = AllReduce(0, 1, "", 0, python, {}, bool(gpus), folder=folder)
-    steps = check_steps.CheckSteps(env)
-    try:
-        yield from burn_in.burn_in(
-            lambda asked, _, limit_s: {name: steps.burn_in(one) for name, one in asked.items()},
+        yield note("burn-in", (), "no burn-in: the ranks' Python is missing, see above")
+        return
+    gpus = ",".join(str(gpu) for one in plan.nodes for gpu in one.gpus)
+    env = {**env, "CUDA_VISIBLE_DEVICES": gpus} if gpus else env
+    step = AllReduce(0, 0, "", 0, python, {}, bool(gpus), folder=str(home.job_home(environ)))
+    with contextlib.closing(check_steps.CheckSteps(env)) as steps:
+        for one in burn_in.burn_in(
+            lambda asked, _, limit_s: {name: steps.burn_in(each) for name, each in asked.items()},
             {hostname: step}, burn_s, home.job_home(environ), say,
-        )  # fmt: skip
-    finally:
-        steps.close()
+        ):  # fmt: skip
+            yield one.finalize(describe(one), ClusterError.exit_code)
 
 
 def _check_loopback() -> Finding:

@@ -17,7 +17,9 @@ from pathlib import Path
 from orchestrator.agent.bootstrap import fork, job_folder
 from orchestrator.agent.bootstrap.replies import Replies, request_failure
 from orchestrator.core import codec
+from orchestrator.core.errors import HostError
 from orchestrator.core.host import procfs
+from orchestrator.core.host_facts import AllReduced
 from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
@@ -88,13 +90,23 @@ def _launch(request: w.LaunchAgent, bundle: bytes, bundle_fd: int, replies: Repl
 
 
 def _serve_steps(replies: Replies) -> None:
-    """Answer the steps of a check, a line each, until the launcher closes; what they have opened is closed."""
+    """Answer the steps of a check, a line each, until the launcher closes; what they have opened is closed.
+
+    A burn-in has all GPUs, or all slots, from its first round on, so that no job begins here."""
+    from orchestrator.agent.bootstrap import survey
     from orchestrator.agent.host import check_steps
 
-    steps = check_steps.CheckSteps(dict(os.environ))
+    steps, held = check_steps.CheckSteps(dict(os.environ)), None
     try:
         while line := replies.next_line(w.STEP_S_MAX):
-            replies.send(steps.run(codec.loads_kind(_STEPS, line)))
+            step = codec.loads_kind(_STEPS, line)
+            try:
+                if isinstance(step, w.AllReduce) and not step.world and held is None:
+                    held = survey.lease_all(step.on_gpu)
+            except (w.RequestFailed, HostError) as err:
+                replies.send(AllReduced(str(err)))
+            else:
+                replies.send(steps.run(step))
     finally:
         steps.close()
 

@@ -7,21 +7,28 @@ in float32 so is the result. It reads one JSON object from standard input, and p
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import os
+import platform
 import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
 
 GPU_SIZE, CPU_SIZE = 8192, 1024
 """Rows and columns of the matrices."""
 
 PART_S = 0.5
 """How long one part is repeated, before the next part follows."""
+
+SAMPLES_MIN = 3
+"""With fewer repetitions of a part it has no speed."""
 
 GPU_SPARE_BYTES = 4 << 30
 COPY_BYTES = 256 << 20
@@ -52,116 +59,113 @@ class Matrices:
         return int(total.mul_(weights[:, None]).mul_(weights).sum())
 
 
-class DeviceRound:
-    """The round of one device: its speeds by part, the checksums of its products, and what went wrong."""
+class Device:
+    """One device: its speeds by part, the checksums of its products, what proves it wrong, and what could not be tried."""
 
-    def __init__(self, matrices: Matrices, device: str, folder: str) -> None:
-        self.device, self.folder = device, folder
+    def __init__(self, matrices: Matrices, name: str, folder: str) -> None:
         self.samples: dict[str, list[float]] = {}
         self.sums: dict[str, int] = {}
         self.wrong: list[str] = []
-        self._matrices, self._torch = matrices, matrices.torch
-        self._on_gpu = device != "cpu"
+        self.notes: list[str] = []
+        self._matrices, self._torch, self._name, self._on_gpu = matrices, matrices.torch, name, name != "cpu"
+        self._parts = {
+            **{kind: self._products(kind) for kind in ("float32", "bfloat16", "float16")[: 3 if self._on_gpu else 2]},
+            "memory": self._memory(),
+            **({"copies": self._copies()} if self._on_gpu else {}),
+            **({"disk": self._disk(Path(folder).expanduser())} if folder else {}),
+        }
 
     def run(self, seconds: float) -> None:
-        """Repeat all parts for so long; an error of the device is a result."""
+        """Take turns at all parts for so long; a part that fails proves nothing, and is left out from then on."""
         end_s = time.monotonic() + seconds
-        try:
-            self._measure_disk()
-            kinds = ("float32", "bfloat16", "float16") if self._on_gpu else ("float32", "bfloat16")
-            factors = {kind: self._factors(kind) for kind in kinds}
-            halves = self._halves()
-            while True:
-                for kind, pair in factors.items():
-                    self._multiply(kind, *pair)
-                self._fill_memory(*halves)
-                if self._on_gpu:
-                    self._copy()
-                if time.monotonic() > end_s:
-                    return
-        except Exception as err:
-            self._note(f"{type(err).__name__}: {(str(err).strip().splitlines() or [''])[0]}"[:200])
+        while self._parts:
+            for name, part in list(self._parts.items()):
+                try:
+                    next(part, None)
+                except Exception as err:
+                    self.notes.append(f"{name} cannot be tried: {describe(err)}")
+                    del self._parts[name]
+            if time.monotonic() > end_s:
+                return
 
-    def _note(self, text: str) -> None:
-        name = f"GPU {self.device.split(':')[1]}: " if self._on_gpu else ""
-        if name + text not in self.wrong:
-            self.wrong.append(name + text)
-
-    def _time(self, name: str, amount: float, work: Callable[[], Any], least_s: float = PART_S) -> None:
+    def _time(self, part: str, amount: float, work: Callable[[], Any], least_s: float = PART_S) -> None:
         """Repeat some work; note how much of the amount was done each second."""
         began_s, count = time.monotonic(), 0
         while not count or time.monotonic() - began_s < least_s:
             work()
             if self._on_gpu:
-                self._torch.cuda.synchronize(self.device)
+                self._torch.cuda.synchronize(self._name)
             count += 1
-        self.samples.setdefault(name, []).append(amount * count / (time.monotonic() - began_s))
+        self.samples.setdefault(part, []).append(amount * count / (time.monotonic() - began_s))
 
-    def _factors(self, kind: str) -> Any:
-        dtype = getattr(self._torch, kind)
-        pair = [one.to(self.device).to(dtype) for one in (self._matrices.left, self._matrices.right)]
-        self._torch.matmul(*pair)  # its first use takes longer
-        return pair
+    def _products(self, kind: str) -> Iterator[None]:
+        dtype, batch = getattr(self._torch, kind), 8 if self._on_gpu else 1
+        left, right = (one.to(self._name).to(dtype) for one in (self._matrices.left, self._matrices.right))
+        product = self._torch.matmul(left, right)  # its first use takes longer
+        work = 2e-12 * self._matrices.size**3 * batch
+        while True:
+            self._time(kind, work, lambda: [self._torch.matmul(left, right, out=product) for _ in range(batch)])
+            checksum = self._matrices.checksum(product)
+            if self.sums.setdefault(kind, checksum) != checksum:
+                self.wrong.append(f"products of the same {kind} matrices have different checksums")
+            if kind == "float32" and checksum != self._matrices.exact:
+                self.wrong.append("a float32 product is not the exact one")
+            yield
 
-    def _multiply(self, kind: str, left: Any, right: Any) -> None:
-        product = self._torch.empty_like(left)
-        work = 2.0 * self._matrices.size**3 / 1e12
-        batch = 8 if self._on_gpu else 1
+    def _memory(self) -> Iterator[None]:
+        free = self._torch.cuda.mem_get_info(self._name)[0] if self._on_gpu else 0
+        words = max(CPU_MEMORY_BYTES, int((free - GPU_SPARE_BYTES) * 0.9)) // 16
+        halves = [self._torch.zeros(words, dtype=self._torch.int64, device=self._name) for _ in range(2)]
+        for pattern in itertools.cycle(PATTERNS):
+            halves[0].fill_(pattern)
+            self._time("memory", 16e-9 * words, lambda: halves[1].copy_(halves[0]))
+            if any(bool((part != pattern).any()) for half in halves for part in half.split(CHUNK_WORDS)):
+                self.wrong.append("memory does not hold what was written to it")
+            yield
 
-        def multiply() -> None:
-            for _ in range(batch):
-                self._torch.matmul(left, right, out=product)
+    def _copies(self) -> Iterator[None]:
+        here, back = (self._torch.zeros(COPY_BYTES // 8, dtype=self._torch.int64).pin_memory() for _ in range(2))
+        there = here.to(self._name)
+        for pattern in itertools.cycle(PATTERNS):
+            here.fill_(pattern)
+            self._time("host to device", COPY_BYTES / 1e9, lambda: there.copy_(here), PART_S / 2)
+            self._time("device to host", COPY_BYTES / 1e9, lambda: back.copy_(there), PART_S / 2)
+            if not self._torch.equal(here, back):
+                self.wrong.append("bytes copied to the GPU and back are not the same")
+            yield
 
-        self._time(kind, work * batch, multiply)
-        checksum = self._matrices.checksum(product)
-        if self.sums.setdefault(kind, checksum) != checksum:
-            self._note(f"products of the same {kind} matrices have different checksums")
-        if kind == "float32" and checksum != self._matrices.exact:
-            self._note("a float32 product is not the exact one")
+    def _write(self, file: IO[bytes], data: bytes) -> None:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
-    def _halves(self) -> Any:
-        n_bytes = CPU_MEMORY_BYTES
-        if self._on_gpu:
-            n_bytes = max(n_bytes, int((self._torch.cuda.mem_get_info(self.device)[0] - GPU_SPARE_BYTES) * 0.9))
-        shape = n_bytes // 16
-        return [self._torch.zeros(shape, dtype=self._torch.int64, device=self.device) for _ in range(2)]
+    def _disk(self, path: Path) -> Iterator[None]:
+        """Write files to the nearest folder that exists; a disk that is full, or closed to this user, has no speed."""
+        data = os.urandom(DISK_BYTES)
+        with contextlib.suppress(OSError):
+            while not path.exists():
+                path = path.parent
+            for _ in range(SAMPLES_MIN if shutil.disk_usage(path).free > DISK_SPARE_BYTES else 0):
+                with tempfile.TemporaryFile(dir=path) as file:
+                    self._time("disk", DISK_BYTES / 1e9, functools.partial(self._write, file, data), 0)
+                yield
 
-    def _fill_memory(self, source: Any, target: Any) -> None:
-        for pattern in PATTERNS:
-            source.fill_(pattern)
-            self._time("memory", 2.0 * source.numel() * 8 / 1e9, lambda: target.copy_(source), PART_S / 2)
-            bad = sum(int((part != pattern).sum()) for half in (source, target) for part in half.split(CHUNK_WORDS))
-            if bad:
-                self._note("memory does not hold what was written to it")
 
-    def _copy(self) -> None:
-        here = self._torch.full((COPY_BYTES,), 0x5A, dtype=self._torch.uint8, pin_memory=True)
-        there = self._torch.empty(COPY_BYTES, dtype=self._torch.uint8, device=self.device)
-        self._time("host to device", COPY_BYTES / 1e9, lambda: there.copy_(here), PART_S / 2)
-        back = self._torch.zeros_like(here, pin_memory=True)
-        self._time("device to host", COPY_BYTES / 1e9, lambda: back.copy_(there), PART_S / 2)
-        if not self._torch.equal(here, back):
-            self._note("bytes copied to the GPU and back are not the same")
-
-    def _measure_disk(self) -> None:
-        """Write a file and read it back, from the disk where the system lets go of it; a full disk is no fault of this test."""
-        if not self.folder or shutil.disk_usage(self.folder).free < DISK_SPARE_BYTES:
-            return
-        with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=self.folder) as file:
-            data, began_s = os.urandom(DISK_BYTES), time.monotonic()
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            self.samples["disk"] = [DISK_BYTES / 1e9 / (time.monotonic() - began_s)]
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            file.seek(0)
-            if file.read() != data:
-                self._note(f"a file in {self.folder} does not hold what was written to it")
+def describe(err: BaseException) -> str:
+    """Return an error in one short line."""
+    return f"{type(err).__name__}: {(str(err).strip().splitlines() or [''])[0]}"[:200]
 
 
 def upper_quartile(samples: list[float]) -> float:
-    """Return what a quarter of the repetitions has reached: it does not depend on a few that something has disturbed."""
-    return sorted(samples)[len(samples) * 3 // 4]
+    """Return what a quarter of the repetitions has reached, whatever has disturbed a few; 0 for too few of them."""
+    return sorted(samples)[len(samples) * 3 // 4] if len(samples) >= SAMPLES_MIN else 0.0
+
+
+def processor_times() -> tuple[int, int]:
+    """Return for how long the processors have been, and for how long others than this process have used them, in ticks."""
+    times = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    own = time.process_time() * os.sysconf("SC_CLK_TCK")
+    return sum(times), sum(times) - times[3] - times[4] - int(own)
 
 
 def burn(request: dict[str, Any]) -> dict[str, Any]:
@@ -173,25 +177,34 @@ def burn(request: dict[str, Any]) -> dict[str, Any]:
             setattr(torch.backends.cuda.matmul, setting, False)
     count = torch.cuda.device_count() if request["on_gpu"] else 0
     matrices = Matrices(torch, GPU_SIZE if count else CPU_SIZE)
-    devices = [f"cuda:{index}" for index in range(count)] or ["cpu"]
-    rounds = [DeviceRound(matrices, name, "" if at else request["folder"]) for at, name in enumerate(devices)]
-    threads = [threading.Thread(target=one.run, args=(request["seconds"],)) for one in rounds]
+    names = [f"cuda:{index}" for index in range(count)] or ["cpu"]
+    devices = [Device(matrices, name, "" if at else request["folder"]) for at, name in enumerate(names)]
+    threads = [threading.Thread(target=one.run, args=(request["seconds"],)) for one in devices]
+    began, others_began = processor_times()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    names = [torch.cuda.get_device_name(index) for index in range(count)] or [
-        f"{request['cpu']}, {format(torch.get_num_threads())} threads"
+    ended, others_ended = processor_times()
+    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")] or [platform.machine()]
+    models = [torch.cuda.get_device_name(index) for index in range(count)] or [
+        f"{models[0]}, {torch.get_num_threads()} threads"
     ]
-    parts = dict.fromkeys(part for one in rounds for part in one.samples)
-    kinds = dict.fromkeys(kind for one in rounds for kind in one.sums)
+    parts = dict.fromkeys(part for one in devices for part in one.samples)
+    labels = [f"GPU {index}: " for index in range(count)] or [""]
+    texts = {
+        name: list(dict.fromkeys(label + text for label, one in zip(labels, devices) for text in getattr(one, name)))  # noqa: B905
+        for name in ("wrong", "notes")
+    }
     return {
-        "devices": [f"{name}, torch {torch.__version__}" for name in names],
-        "speeds": {
-            part: [upper_quartile(one.samples[part]) for one in rounds if part in one.samples] for part in parts
+        "devices": [f"{model}, torch {torch.__version__}" for model in models],
+        "speeds": {part: [upper_quartile(one.samples.get(part, [])) for one in devices] for part in parts},
+        "sums": {
+            kind: sorted({f"{one.sums[kind]:x}" for one in devices if kind in one.sums}) for kind in devices[0].sums
         },
-        "sums": {kind: sorted({f"{one.sums[kind]:x}" for one in rounds if kind in one.sums}) for kind in kinds},
-        "wrong": [text for one in rounds for text in one.wrong],
+        "busy": 0.0 if count else (others_ended - others_began) / max(1, ended - began),
+        **texts,
     }
 
 
@@ -201,7 +214,7 @@ def main() -> None:
     try:
         result = burn(request)
     except BaseException as err:
-        result = {"fault": f"{type(err).__name__}: {(str(err).strip().splitlines() or [''])[0]}"}
+        result = {"fault": describe(err)}
     print()
     print(json.dumps(result), flush=True)
 

@@ -9,15 +9,13 @@ import platform
 import resource
 import socket
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 
 from orchestrator.agent.host import gpu_health, peers, program, resources
-from orchestrator.agent.process import leases
 from orchestrator.core.errors import HostError
-from orchestrator.core.host import gpus, interfaces, procfs
-from orchestrator.core.host_facts import HostFacts
+from orchestrator.core.host import interfaces
+from orchestrator.core.host_facts import AllReduced, HostFacts
 from orchestrator.core.wire import bootstrap as w
-from orchestrator.core.wire.agent_config import LeaseNeeds
 
 
 class CheckSteps:
@@ -26,7 +24,6 @@ class CheckSteps:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._listener: peers.PeerListener | None = None
-        self._leases: leases.Leases | None = None
 
     def run(self, step: w.CheckStep) -> w.Reply:
         """Do a step, and return what came of it."""
@@ -38,13 +35,10 @@ class CheckSteps:
             case w.MeasurePeer(addresses, ports, token, send_s):
                 return peers.measure_link(addresses, ports, token, send_s)
             case w.AllReduce():
-                return self.burn_in(step) if step.burn_s else self._reduce(step)
+                return self._reduce(step) if step.world else self.burn_in(step)
 
     def close(self) -> None:
         """Close what the steps have opened."""
-        if self._leases is not None:
-            self._leases.close()
-            self._leases = None
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -57,30 +51,25 @@ class CheckSteps:
             return w.PortsOpened((), (), str(err))
         return w.PortsOpened(self._listener.ports, interfaces.list_addresses(), "")
 
-    def _reduce(self, step: w.AllReduce) -> w.AllReduced:
+    def _reduce(self, step: w.AllReduce) -> AllReduced:
         self.close()  # rank 0 listens on the port that was held
         request = {
             "rank": step.rank, "world": step.world, "address": step.address, "port": step.port,
-            "on_gpu": step.on_gpu, "group_s_max": program.REDUCE_GROUP_S_MAX,
+            "on_gpu": step.on_gpu, "group_s_max": program.REDUCE_GROUP_S_MAX, "seconds": step.burn_s,
         }  # fmt: skip
-        return w.AllReduced(program.all_reduce(step.program, {**self._environ, **step.env}, request))
+        return program.run_burn(
+            step.program, "reduce_rank", request, {**self._environ, **step.env}, program.REDUCE_S_MAX
+        )
 
-    def burn_in(self, step: w.AllReduce) -> w.AllReduced:
-        """Burn this node in for a round; its GPUs are leased until the end of the check, so that no job begins on them."""
-        if step.on_gpu and self._leases is None:
-            try:
-                needs = LeaseNeeds(len(gpus.list_gpus()), 0, 0)
-                self._leases = leases.acquire(
-                    needs, leases.this_holder("orch check", ""), leases.LeaseCapacity(gpus.list_gpus, 1)
-                )
-            except (HostError, w.RequestFailed) as err:
-                return w.AllReduced(str(err))
-        models = [
-            line for line in procfs.read_text(Path("/proc/cpuinfo")).splitlines() if line.startswith("model name")
-        ]
-        cpu = models[0].partition(":")[2].strip() if models else platform.machine()
-        request = {"seconds": step.burn_s, "on_gpu": step.on_gpu, "folder": step.folder, "cpu": cpu}
-        return program.burn_in(step.program, {**self._environ, **step.env}, request)
+    def burn_in(self, step: w.AllReduce) -> AllReduced:
+        """Burn this node in for a round; before the first one NVIDIA's own tests are run."""
+        if step.on_gpu and gpu_health.read().users:
+            return AllReduced("its GPUs are in use")
+        failed = gpu_health.failed_diagnoses() if step.on_gpu and not step.rank else ()
+        request = {"seconds": step.burn_s, "on_gpu": step.on_gpu, "folder": step.folder}
+        limit_s = step.burn_s + program.BURN_EXTRA_S_MAX
+        burned = program.run_burn(step.program, "burn_in", request, {**self._environ, **step.env}, limit_s)
+        return replace(burned, notes=(*failed, *burned.notes))
 
     def gather_facts(self, step: w.GatherFacts) -> HostFacts:
         """Gather the node's facts."""

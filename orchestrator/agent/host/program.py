@@ -49,20 +49,14 @@ def probe_program(step: GatherFacts, env: Mapping[str, str]) -> ProgramFacts:
 _TEXT_FIELDS = ("python", "torch", "no_torch", "cuda", "nccl", "syntax", "changes_path")
 
 
-def all_reduce(program: str, env: Mapping[str, str], request: Mapping[str, Any]) -> str:
-    """Take part in an all-reduce as one rank; return why it failed, empty when it did not."""
-    answer = _run_script(program, "reduce_rank", dict(request), env, REDUCE_S_MAX)
-    fault = answer if isinstance(answer, str) else str(answer.get("fault", ""))
-    return fault[:ERROR_CHARS_MAX]
-
-
-def burn_in(program: str, env: Mapping[str, str], request: Mapping[str, Any]) -> AllReduced:
-    """Run a round of a burn-in of this host."""
-    answer = _run_script(program, "burn_in", dict(request), env, float(request["seconds"]) + BURN_EXTRA_S_MAX)
+def run_burn(program: str, script: str, request: dict[str, Any], env: Mapping[str, str], limit_s: float) -> AllReduced:
+    """Take part in an all-reduce as one rank (`reduce_rank`), or run a round of a burn-in of this host (`burn_in`)."""
+    answer = _run_script(program, script, request, env, limit_s)
     if isinstance(answer, str) or answer.get("fault"):
         return AllReduced((answer if isinstance(answer, str) else str(answer["fault"]))[:ERROR_CHARS_MAX])
-    lists = {name: {key: tuple(one) for key, one in answer[name].items()} for name in ("speeds", "sums")}
-    return AllReduced("", tuple(answer["devices"]), lists["speeds"], lists["sums"], tuple(answer["wrong"]))
+    speeds, sums = ({part: tuple(row) for part, row in answer.get(name, {}).items()} for name in ("speeds", "sums"))
+    devices, wrong, notes = (tuple(answer.get(name, ())) for name in ("devices", "wrong", "notes"))
+    return AllReduced("", devices, speeds, sums, wrong, notes, float(answer.get("busy", 0.0)))
 
 
 def _run_script(

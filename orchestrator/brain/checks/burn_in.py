@@ -6,48 +6,76 @@ A device is compared only with equal ones: other hardware, or another torch, has
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from orchestrator.brain.checks.finding import Finding, error, join_names, note, passed, warning
 from orchestrator.core.host_facts import AllReduced
 
 SLOW_SHARE = 0.1
-DISK_SLOW_SHARE = 0.5
-"""How far below the median a device is slow; disks are shared, and vary."""
+SLOW_SHARES = {"disk": 0.5, "all-reduce": 0.3}
+"""How far below the median a part is slow; disks and networks are shared, and vary."""
 
-DEVICES_MIN = 3
+EQUALS_MIN = 3
 """With fewer equal devices there is no median to compare with."""
 
-_UNTRUSTED = "take it out of use, and have its processor, GPU and memory tested"
+BUSY_SHARE_MAX = 0.05
+"""How much of the processors others may use while their speed is measured."""
+
+_UNTRUSTED = ": its results cannot be trusted"
+_TEST_FIX = "take it out of use, and have its processor, GPU and memory tested"
 _SLOW_FIX = (
     "check cooling, power limit and clocks (nvidia-smi -q -d PERFORMANCE), and what else runs there, or leave it out"
 )
+
+_LINK_FIX = "check cable, switch port, and which network the ranks use (rendezvous.interface, NCCL_IB_HCA)"
 
 
 def findings(results: Mapping[str, AllReduced], earlier: Mapping[str, tuple[str, AllReduced]]) -> Iterator[Finding]:
     """Yield a line for each host, then what is wrong. `earlier`: each host's last burn-in, with its date."""
     for name, result in results.items():
-        parts = [f"{part} {min(speeds):.3g} {_unit(part)}" for part, speeds in result.speeds.items()]
-        yield passed("burn-in", f"{name}: {' and '.join(dict.fromkeys(result.devices))}: {', '.join(parts)}", [name])
-    for name, result in results.items():
-        yield from (
-            error("burn-in", [name], f"{text}: its results cannot be trusted", _UNTRUSTED) for text in result.wrong
-        )
+        figures = {part: min(filter(None, row)) for part, row in result.speeds.items() if any(row)}
+        words = ", ".join(f"{part} {speed:.3g} {_unit(part)}" for part, speed in figures.items())
+        text = f"{name}: {' and '.join(dict.fromkeys(result.devices))}: {words or 'too short for a speed'}"
+        yield passed("burn-in", text, [name], figures)
+        yield from (error("burn-in", [name], f"{text}{_UNTRUSTED}", _TEST_FIX) for text in result.wrong)
+        yield from (warning("burn-in", [name], text, "read the reason, then check again") for text in result.notes)
+        if result.busy > BUSY_SHARE_MAX:
+            text = f"other processes used {result.busy:.0%} of its processors, so its speed is not judged"
+            yield note("burn-in", [name], text)
     yield from _sums({name: result for name, result in results.items() if not result.wrong})
-    yield from _slow(results)
-    for name, (date, before) in earlier.items():
-        yield from _slower_than_before(name, results[name], before, date)
+    rows: dict[tuple[str, str], list[tuple[str, str, float]]] = {}
+    for name, result in results.items():
+        for part, row in result.speeds.items() if result.busy <= BUSY_SHARE_MAX else ():
+            for at, (device, speed) in enumerate(zip(result.devices, row)):  # noqa: B905
+                which = f"GPU {at}: " if len(result.devices) > 1 else ""
+                rows.setdefault((device, part), []).extend([(name, f"{which}{part}", speed)] if speed else [])
+            date, before = earlier.get(name, ("", result))
+            usual = (
+                min(filter(None, before.speeds.get(part, ())), default=0.0) if before.devices == result.devices else 0.0
+            )
+            yield from _slow([name], part, min(filter(None, row), default=0.0), usual, f"than on {date}", _SLOW_FIX)
+    for equal in rows.values():
+        usual = statistics.median(speed for *_, speed in equal) if len(equal) >= EQUALS_MIN else 0.0
+        for name, which, speed in equal:
+            yield from _slow([name], which, speed, usual, f"than the median of {len(equal)} equal ones", _SLOW_FIX)
+    few = {name for equal in rows.values() if len(equal) < EQUALS_MIN for name, *_ in equal}
+    if few and len(results) > 1:
+        yield note("burn-in", sorted(few), f"not compared in all parts: fewer than {EQUALS_MIN} are equal")
 
 
 def _unit(part: str) -> str:
     return "TFLOP/s" if "float" in part else "GB/s"
 
 
-def _limit(part: str) -> float:
-    return 1 - (DISK_SLOW_SHARE if part == "disk" else SLOW_SHARE)
+def _slow(names: Sequence[str], part: str, speed: float, usual: float, beside: str, fix: str) -> Iterator[Finding]:
+    """Yield a finding if a speed is known and too far below what is usual."""
+    if 0 < speed < usual * (1 - next((share for word, share in SLOW_SHARES.items() if word in part), SLOW_SHARE)):
+        text = f"{part} is {1 - speed / usual:.0%} slower {beside} ({speed:.3g} beside {usual:.3g} {_unit(part)})"
+        yield warning("burn-in", names, text, fix)
 
 
 def _sums(results: Mapping[str, AllReduced]) -> Iterator[Finding]:
+    """Yield the hosts whose checksums differ from those of most; where there is no such majority, all of them."""
     by_kind: dict[tuple[object, str], dict[tuple[str, ...], list[str]]] = {}
     for name, result in results.items():
         for kind, sums in result.sums.items():
@@ -57,34 +85,29 @@ def _sums(results: Mapping[str, AllReduced]) -> Iterator[Finding]:
         if others and len(others[0]) == len(usual):
             names = [name for group in groups.values() for name in group]
             text = f"{join_names(names)}: their {kind} products of the same matrices have different checksums, and it is not known whose is right"
-            yield error("burn-in", names, text, _UNTRUSTED)
+            yield error("burn-in", names, text, _TEST_FIX)
             continue
         for name in (name for group in others for name in group):
-            text = f"its {kind} product of the same matrices has another checksum than the other {len(usual)}: its results cannot be trusted"
-            yield error("burn-in", [name], text, _UNTRUSTED)
+            text = (
+                f"its {kind} product of the same matrices has another checksum than the other {len(usual)}{_UNTRUSTED}"
+            )
+            yield error("burn-in", [name], text, _TEST_FIX)
 
 
-def _slow(results: Mapping[str, AllReduced]) -> Iterator[Finding]:
-    equal: dict[tuple[str, str], list[tuple[str, int, float]]] = {}
-    for name, result in results.items():
-        for part, speeds in result.speeds.items():
-            for index, (device, speed) in enumerate(zip(result.devices, speeds)):
-                equal.setdefault((device, part), []).append((name, index, speed))
-    alone = {name for devices in equal.values() if len(devices) < DEVICES_MIN for name, *_ in devices}
-    for (_, part), devices in equal.items():
-        median = statistics.median(speed for *_, speed in devices)
-        for name, index, speed in devices:
-            if len(devices) >= DEVICES_MIN and speed < median * _limit(part):
-                which = f"GPU {index}: " if len(results[name].devices) > 1 and part != "disk" else ""
-                text = f"{which}{part} is {1 - speed / median:.0%} below the median of {len(devices)} equal ones ({speed:.3g} beside {median:.3g} {_unit(part)})"
-                yield warning("burn-in", [name], text, _SLOW_FIX)
-    if alone:
-        yield note("burn-in", sorted(alone), "not compared in all parts: fewer than 3 are equal")
-
-
-def _slower_than_before(name: str, now: AllReduced, before: AllReduced, date: str) -> Iterator[Finding]:
-    for part, (old,) in before.speeds.items():
-        speed = min(now.speeds.get(part, (old,)))
-        if now.devices == before.devices and speed < old * _limit(part):
-            text = f"{part} is {1 - speed / old:.0%} slower than on {date} ({speed:.3g} beside {old:.3g} {_unit(part)})"
-            yield warning("burn-in", [name], text, _SLOW_FIX)
+def judge_reduces(speeds: Mapping[tuple[str, ...], float]) -> Iterator[Finding]:
+    """Yield the speeds of the all-reduces of pairs and of all hosts, and what is slow: a host whose best pair is, or a pair."""
+    pairs = {group: speed for group, speed in speeds.items() if len(group) == 2}
+    best = {name: max(speed for pair, speed in pairs.items() if name in pair) for pair in pairs for name in pair}
+    for group, speed in sorted(speeds.items(), key=lambda one: (len(one[0]), one[1])):
+        if len(group) > 2 or speed == min(pairs.values()):
+            which = f", the slowest of {len(pairs)} pairs" if len(group) == 2 < len(best) else ""
+            text = f"all-reduce of {join_names(group)}{which}: {speed:.3g} GB/s"
+            yield passed("burn-in", text, group, {"all-reduce": speed})
+    usual = statistics.median(best.values()) if len(best) >= EQUALS_MIN else 0.0
+    beside, part = "than the median", "all-reduce with each neighbour"
+    slow = {name for name, speed in best.items() if any(_slow([name], part, speed, usual, beside, _LINK_FIX))}
+    for name in sorted(slow):
+        yield from _slow([name], part, best[name], usual, beside, _LINK_FIX)
+    for pair, speed in pairs.items():
+        if not slow & {*pair}:
+            yield from _slow(pair, "all-reduce", speed, usual, beside, _LINK_FIX)

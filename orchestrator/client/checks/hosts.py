@@ -9,7 +9,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 from orchestrator.agent.bootstrap.job_folder import SPARE_BYTES, format_megabytes
 from orchestrator.agent.host import resources
@@ -63,8 +62,7 @@ def check_hosts(
         request = _make_request(file, plan, root, surveyed, environ)
         report = cluster.check(hosts, candidates, request)
         if burn_s:
-            burned = burn_in.plan_steps(request, report, str(Path(root).expanduser().parent.parent))
-            report.findings += burn_in.burn_in(hosts.ask, burned, burn_s, home.job_home(environ), say)
+            report.findings += burn_in.check(hosts.ask, request, report, burn_s, home.job_home(environ), say)
     for name in report.facts:
         report.findings += node.check_clock(name, surveyed[name].clock_s, surveyed[name].clock_error_s)
     _record_results(surveyed, lost, report, environ)

@@ -118,8 +118,9 @@ class MeasurePeer:
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Take part in an all-reduce with other nodes. Rank 0 listens at `address` and `port`. With `burn_s`: a round of a burn-in
-    of this node alone instead, for so long, with a file in `folder`."""
+    """Take part in an all-reduce with other nodes, and measure its speed for `burn_s`. Rank 0 listens at `address` and `port`.
+    With a world of 0: the round `rank` of a burn-in of this node alone instead, for so long, with a file in `folder` or the
+    nearest folder above it."""
 
     rank: int
     world: int

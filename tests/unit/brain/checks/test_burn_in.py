@@ -25,7 +25,7 @@ def test_equal_hosts_have_no_finding() -> None:
 def test_slow_host_is_named_and_a_slower_disk_is_not() -> None:
     (one,) = judge(EIGHT | {"node-3": replace(GOOD, speeds={"bfloat16": (412.0,), "disk": (0.8,)})})
     assert (one.severity, one.nodes) == (Severity.WARNING, ("node-3",)) and one.fix
-    assert one.found == "bfloat16 is 14% below the median of 8 equal ones (412 beside 480 TFLOP/s)"
+    assert one.found == "bfloat16 is 14% slower than the median of 8 equal ones (412 beside 480 TFLOP/s)"
 
 
 def test_other_checksum_is_an_error_of_that_host() -> None:
