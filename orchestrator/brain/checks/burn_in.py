@@ -94,20 +94,24 @@ def _sums(results: Mapping[str, AllReduced]) -> Iterator[Finding]:
             yield error("burn-in", [name], text, _TEST_FIX)
 
 
-def judge_reduces(speeds: Mapping[tuple[str, ...], float]) -> Iterator[Finding]:
+def judge_reduces(speeds: Mapping[tuple[str, ...], float], results: Mapping[str, AllReduced]) -> Iterator[Finding]:
     """Yield the speeds of the all-reduces of pairs and of all hosts, and what is slow: a host whose best pair is, or a pair."""
     pairs = {group: speed for group, speed in speeds.items() if len(group) == 2}
-    best = {name: max(speed for pair, speed in pairs.items() if name in pair) for pair in pairs for name in pair}
-    for group, speed in sorted(speeds.items(), key=lambda one: (len(one[0]), one[1])):
-        if len(group) > 2 or speed == min(pairs.values()):
-            which = f", the slowest of {len(pairs)} pairs" if len(group) == 2 < len(best) else ""
-            text = f"all-reduce of {join_names(group)}{which}: {speed:.3g} GB/s"
-            yield passed("burn-in", text, group, {"all-reduce": speed})
+    slowest = min(pairs.values(), default=0.0)
+    for group in [group for group, speed in speeds.items() if len(group) > 2 or speed == slowest]:
+        which = join_names(group) if len(group) == 2 else f"all {len(group)} hosts"
+        which += f", the slowest of {len(pairs)} pairs" if len(group) == 2 and len(pairs) > 1 else ""
+        found = f"all-reduce of {which}: {speeds[group]:.3g} GB/s"
+        yield passed("burn-in", found, group if len(group) == 2 else (), {"all-reduce": speeds[group]})
+    quiet = {pair: speed for pair, speed in pairs.items() if all(results[name].busy <= BUSY_SHARE_MAX for name in pair)}
+    best = {name: max(speed for pair, speed in quiet.items() if name in pair) for pair in quiet for name in pair}
     usual = statistics.median(best.values()) if len(best) >= EQUALS_MIN else 0.0
-    beside, part = "than the median", "all-reduce with each neighbour"
-    slow = {name for name, speed in best.items() if any(_slow([name], part, speed, usual, beside, _LINK_FIX))}
-    for name in sorted(slow):
-        yield from _slow([name], part, best[name], usual, beside, _LINK_FIX)
-    for pair, speed in pairs.items():
-        if not slow & {*pair}:
-            yield from _slow(pair, "all-reduce", speed, usual, beside, _LINK_FIX)
+    slow = [
+        one
+        for name, speed in best.items()
+        for one in _slow([name], "all-reduce with each neighbour", speed, usual, "than the median", _LINK_FIX)
+    ]
+    yield from slow
+    hosts = {name for one in slow for name in one.nodes}
+    for pair, speed in quiet.items():
+        yield from _slow(pair, "all-reduce", speed, usual if not hosts & {*pair} else 0.0, "than the median", _LINK_FIX)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,14 +43,17 @@ def check(
     if len(steps) < len(usable):
         others = [name for name in usable if name not in steps]
         yield note("burn-in", others, "no burn-in: the ranks' Python is in the code snapshot")
-    yield from burn_in(ask, steps, burn_s, home, say)
-    yield from _measure_reduces(ask, {name: report.reduces[name] for name in steps if name in report.reduces})
+    results = yield from burn_in(ask, steps, burn_s, home, say)
+    reduces = {name: report.reduces[name] for name in steps if name in report.reduces}
+    yield from judgement.judge_reduces((yield from _measure_reduces(ask, reduces)), results)
 
 
 def burn_in(
     ask: cluster.AskReduces, steps: dict[str, AllReduce], burn_s: float, home: Path, say: Callable[[str], None]
-) -> Iterator[Finding]:
-    """Burn all hosts in for so long, judge them, and remember their speeds; a host that cannot be burned in loses its step."""
+) -> Generator[Finding, None, dict[str, AllReduced]]:
+    """Burn all hosts in for so long, judge them, and remember their speeds; return what came of it.
+
+    A host that cannot be burned in loses its step."""
     rounds: dict[str, list[AllReduced]] = {}
     began_s = time.monotonic()
     while steps and (left_s := began_s + burn_s - time.monotonic()) > (ROUND_S_MIN if rounds else 0):
@@ -84,6 +87,7 @@ def burn_in(
         host = HostHealth(name, now_s, "", burned_at=now_s, burn_fault=fault, devices=result.devices, speeds=speeds)
         with contextlib.suppress(OSError):  # the burn-in is valid without it
             host_health.write(home, host)
+    return results
 
 
 def _merge(rounds: list[AllReduced]) -> AllReduced:
@@ -102,16 +106,19 @@ def _merge(rounds: list[AllReduced]) -> AllReduced:
     return replace(rounds[0], speeds=speeds, sums=sums, wrong=wrong, notes=notes, busy=busy)
 
 
-def _measure_reduces(ask: cluster.AskReduces, steps: Mapping[str, AllReduce]) -> Iterator[Finding]:
+def _measure_reduces(
+    ask: cluster.AskReduces, steps: Mapping[str, AllReduce]
+) -> Generator[Finding, None, dict[tuple[str, ...], float]]:
     """Measure the all-reduce of each two neighbours in a ring of hosts, twice, and the one of all of them."""
     names = list(steps)
     if len(names) < 2:
         yield note("burn-in", (), "no all-reduce was measured: it takes two hosts that have passed the check")
-        return
+        return {}
     pairs: list[tuple[str, ...]] = [(names[at - 1], name) for at, name in enumerate(names) if at or len(names) > 2]
     even = len(pairs) // 2 * 2
     rounds: list[list[tuple[str, ...]]] = [group for group in (pairs[:even:2], pairs[1:even:2], pairs[even:]) if group]
     speeds: dict[tuple[str, ...], float] = {}
+    failed: dict[tuple[str, ...], str] = {}
     for groups in (*rounds, *rounds, [tuple(names)]):
         asked = [cluster.group_steps(steps, group) for group in groups]
         burned = {name: replace(step, burn_s=REDUCE_S) for group in asked for name, step in group.items()}
@@ -119,10 +126,11 @@ def _measure_reduces(ask: cluster.AskReduces, steps: Mapping[str, AllReduce]) ->
         for group in groups:
             faults = [answers[name].fault for name in group if answers[name].fault]
             if faults:
-                yield warning(
-                    "burn-in", group, f"the all-reduce of {join_names(group)} was not measured: {faults[0]}", _FIX
-                )
+                failed[group] = faults[0]
             else:
                 speed = min(answers[name].speeds["all-reduce"][0] for name in group)
                 speeds[group] = max(speed, speeds.get(group, 0.0))
-    yield from judgement.judge_reduces(speeds)
+    for group in failed.keys() - speeds.keys():
+        text = f"the all-reduce of {join_names(group)} was not measured: {failed[group]}"
+        yield warning("burn-in", group, text, _FIX)
+    return speeds
