@@ -194,14 +194,14 @@ def _burn_in(
         yield note("burn-in", (), "no burn-in: the ranks' Python is missing, see above")
         return
     gpus = ",".join(str(gpu) for one in plan.nodes for gpu in one.gpus)
-    env = {**env, "CUDA_VISIBLE_DEVICES": gpus} if gpus else env
-    step = AllReduce(0, 0, "", 0, python, {}, bool(gpus), folder=str(home.job_home(environ)))
-    with contextlib.closing(check_steps.CheckSteps(env)) as steps:
-        for one in burn_in.burn_in(
-            lambda asked, _, limit_s: {name: steps.burn_in(each) for name, each in asked.items()},
-            {hostname: step}, burn_s, home.job_home(environ), say,
-        ):  # fmt: skip
-            yield one.finalize(describe(one), ClusterError.exit_code)
+    env |= {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+    steps = {hostname: AllReduce(0, 0, "", 0, python, {}, bool(gpus), folder=str(home.job_home(environ)))}
+    host = check_steps.CheckSteps(env)
+    for one in burn_in.burn_in(
+        lambda asked, *_: {name: host.burn_in(step) for name, step in asked.items()},
+        steps, burn_s, home.job_home(environ), say,
+    ):  # fmt: skip
+        yield one.finalize(describe(one), ClusterError.exit_code)
 
 
 def _check_loopback() -> Finding:

@@ -17,9 +17,7 @@ from pathlib import Path
 from orchestrator.agent.bootstrap import fork, job_folder
 from orchestrator.agent.bootstrap.replies import Replies, request_failure
 from orchestrator.core import codec
-from orchestrator.core.errors import HostError
 from orchestrator.core.host import procfs
-from orchestrator.core.host_facts import AllReduced
 from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
@@ -100,13 +98,9 @@ def _serve_steps(replies: Replies) -> None:
     try:
         while line := replies.next_line(w.STEP_S_MAX):
             step = codec.loads_kind(_STEPS, line)
-            try:
-                if isinstance(step, w.AllReduce) and not step.world and held is None:
-                    held = survey.lease_all(step.on_gpu)
-            except (w.RequestFailed, HostError) as err:
-                replies.send(AllReduced(str(err)))
-            else:
-                replies.send(steps.run(step))
+            if isinstance(step, w.AllReduce) and not step.world and held is None:
+                held = survey.lease_all(step.on_gpu)
+            replies.send(steps.run(step))
     finally:
         steps.close()
 

@@ -42,9 +42,9 @@ def survey(request: w.SurveyHost) -> w.HostSurveyed:
 
 
 def lease_all(on_gpu: bool) -> leases.Leases:
-    """Lease all GPUs, or all slots, until this process ends. Raises RequestFailed, which names who has some, and HostError."""
+    """Lease all GPUs, or all slots, until this process ends. Raises RequestFailed, which names who has some."""
     cores = os.cpu_count() or 1
-    needs = LeaseNeeds(len(gpus.list_gpus()) if on_gpu else 0, cores, 0)
+    needs = LeaseNeeds(len(_gpus()) if on_gpu else 0, cores, 0)
     return leases.acquire(needs, leases.this_holder("orch check", ""), leases.LeaseCapacity(gpus.list_gpus, cores))
 
 

@@ -15,11 +15,11 @@ import platform
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 GPU_SIZE, CPU_SIZE = 8192, 1024
 """Rows and columns of the matrices."""
@@ -31,10 +31,8 @@ SAMPLES_MIN = 3
 """With fewer repetitions of a part it has no speed."""
 
 GPU_SPARE_BYTES = 4 << 30
-COPY_BYTES = 256 << 20
-CPU_MEMORY_BYTES = 256 << 20
-DISK_BYTES = 64 << 20
-DISK_SPARE_BYTES = 1 << 30
+COPY_BYTES = CPU_MEMORY_BYTES = 256 << 20
+DISK_BYTES, DISK_SPARE_BYTES = 64 << 20, 1 << 30
 CHUNK_WORDS = 1 << 26
 PATTERNS = (0x5555555555555555, 0x2AAAAAAAAAAAAAAA)
 
@@ -65,9 +63,10 @@ class Device:
     def __init__(self, matrices: Matrices, name: str, folder: str) -> None:
         self.samples: dict[str, list[float]] = {}
         self.sums: dict[str, int] = {}
-        self.wrong: list[str] = []
-        self.notes: list[str] = []
-        self._matrices, self._torch, self._name, self._on_gpu = matrices, matrices.torch, name, name != "cpu"
+        self.wrong: set[str] = set()
+        self.notes: set[str] = set()
+        self._matrices, self._torch, self.name, self._on_gpu = matrices, matrices.torch, name, name != "cpu"
+        self._label = f"GPU {name[5:]}: " if self._on_gpu else ""
         self._parts = {
             **{kind: self._products(kind) for kind in ("float32", "bfloat16", "float16")[: 3 if self._on_gpu else 2]},
             "memory": self._memory(),
@@ -83,61 +82,57 @@ class Device:
                 try:
                     next(part, None)
                 except Exception as err:
-                    self.notes.append(f"{name} cannot be tried: {describe(err)}")
+                    self.notes.add(f"{self._label}{name} cannot be tried: {describe(err)}")
                     del self._parts[name]
             if time.monotonic() > end_s:
                 return
 
-    def _time(self, part: str, amount: float, work: Callable[[], Any], least_s: float = PART_S) -> None:
-        """Repeat some work; note how much of the amount was done each second."""
+    def _time(self, part: str, amount: float, *works: Callable[[], Any], least_s: float = PART_S) -> None:
+        """Repeat some works; note how much of the amount was done each second."""
         began_s, count = time.monotonic(), 0
         while not count or time.monotonic() - began_s < least_s:
-            work()
+            for work in works:
+                work()
             if self._on_gpu:
-                self._torch.cuda.synchronize(self._name)
+                self._torch.cuda.synchronize(self.name)
             count += 1
         self.samples.setdefault(part, []).append(amount * count / (time.monotonic() - began_s))
 
     def _products(self, kind: str) -> Iterator[None]:
         dtype, batch = getattr(self._torch, kind), 8 if self._on_gpu else 1
-        left, right = (one.to(self._name).to(dtype) for one in (self._matrices.left, self._matrices.right))
+        left, right = (one.to(self.name).to(dtype) for one in (self._matrices.left, self._matrices.right))
         product = self._torch.matmul(left, right)  # its first use takes longer
         work = 2e-12 * self._matrices.size**3 * batch
         while True:
-            self._time(kind, work, lambda: [self._torch.matmul(left, right, out=product) for _ in range(batch)])
+            self._time(kind, work, *[functools.partial(self._torch.matmul, left, right, out=product)] * batch)
             checksum = self._matrices.checksum(product)
             if self.sums.setdefault(kind, checksum) != checksum:
-                self.wrong.append(f"products of the same {kind} matrices have different checksums")
+                self.wrong.add(f"{self._label}products of the same {kind} matrices have different checksums")
             if kind == "float32" and checksum != self._matrices.exact:
-                self.wrong.append("a float32 product is not the exact one")
+                self.wrong.add(f"{self._label}a float32 product is not the exact one")
             yield
 
     def _memory(self) -> Iterator[None]:
-        free = self._torch.cuda.mem_get_info(self._name)[0] if self._on_gpu else 0
+        free = self._torch.cuda.mem_get_info(self.name)[0] if self._on_gpu else 0
         words = max(CPU_MEMORY_BYTES, int((free - GPU_SPARE_BYTES) * 0.9)) // 16
-        halves = [self._torch.zeros(words, dtype=self._torch.int64, device=self._name) for _ in range(2)]
+        halves = [self._torch.zeros(words, dtype=self._torch.int64, device=self.name) for _ in range(2)]
         for pattern in itertools.cycle(PATTERNS):
             halves[0].fill_(pattern)
             self._time("memory", 16e-9 * words, lambda: halves[1].copy_(halves[0]))
             if any(bool((part != pattern).any()) for half in halves for part in half.split(CHUNK_WORDS)):
-                self.wrong.append("memory does not hold what was written to it")
+                self.wrong.add(f"{self._label}memory does not hold what was written to it")
             yield
 
     def _copies(self) -> Iterator[None]:
         here, back = (self._torch.zeros(COPY_BYTES // 8, dtype=self._torch.int64).pin_memory() for _ in range(2))
-        there = here.to(self._name)
+        there = here.to(self.name)
         for pattern in itertools.cycle(PATTERNS):
             here.fill_(pattern)
-            self._time("host to device", COPY_BYTES / 1e9, lambda: there.copy_(here), PART_S / 2)
-            self._time("device to host", COPY_BYTES / 1e9, lambda: back.copy_(there), PART_S / 2)
+            self._time("host to device", COPY_BYTES / 1e9, lambda: there.copy_(here), least_s=PART_S / 2)
+            self._time("device to host", COPY_BYTES / 1e9, lambda: back.copy_(there), least_s=PART_S / 2)
             if not self._torch.equal(here, back):
-                self.wrong.append("bytes copied to the GPU and back are not the same")
+                self.wrong.add(f"{self._label}bytes copied to the GPU and back are not the same")
             yield
-
-    def _write(self, file: IO[bytes], data: bytes) -> None:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
     def _disk(self, path: Path) -> Iterator[None]:
         """Write files to the nearest folder that exists; a disk that is full, or closed to this user, has no speed."""
@@ -147,7 +142,10 @@ class Device:
                 path = path.parent
             for _ in range(SAMPLES_MIN if shutil.disk_usage(path).free > DISK_SPARE_BYTES else 0):
                 with tempfile.TemporaryFile(dir=path) as file:
-                    self._time("disk", DISK_BYTES / 1e9, functools.partial(self._write, file, data), 0)
+                    sync = functools.partial(os.fsync, file.fileno())
+                    self._time(
+                        "disk", DISK_BYTES / 1e9, functools.partial(file.write, data), file.flush, sync, least_s=0
+                    )
                 yield
 
 
@@ -179,32 +177,29 @@ def burn(request: dict[str, Any]) -> dict[str, Any]:
     matrices = Matrices(torch, GPU_SIZE if count else CPU_SIZE)
     names = [f"cuda:{index}" for index in range(count)] or ["cpu"]
     devices = [Device(matrices, name, "" if at else request["folder"]) for at, name in enumerate(names)]
-    threads = [threading.Thread(target=one.run, args=(request["seconds"],)) for one in devices]
     began, others_began = processor_times()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with futures.ThreadPoolExecutor(len(devices)) as pool:
+        list(pool.map(lambda one: one.run(request["seconds"]), devices))
     ended, others_ended = processor_times()
-    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")] or [platform.machine()]
-    models = [torch.cuda.get_device_name(index) for index in range(count)] or [
-        f"{models[0]}, {torch.get_num_threads()} threads"
-    ]
-    parts = dict.fromkeys(part for one in devices for part in one.samples)
-    labels = [f"GPU {index}: " for index in range(count)] or [""]
-    texts = {
-        name: list(dict.fromkeys(label + text for label, one in zip(labels, devices) for text in getattr(one, name)))  # noqa: B905
-        for name in ("wrong", "notes")
-    }
+    _, _, cpu = Path("/proc/cpuinfo").read_text(errors="replace").partition("model name")
+    cpu = f"{cpu.partition(':')[2].splitlines()[0].strip() if cpu else platform.machine()}, {torch.get_num_threads()} threads"
     return {
-        "devices": [f"{model}, torch {torch.__version__}" for model in models],
-        "speeds": {part: [upper_quartile(one.samples.get(part, [])) for one in devices] for part in parts},
+        "devices": [
+            f"{torch.cuda.get_device_name(one.name) if count else cpu}, torch {torch.__version__}" for one in devices
+        ],
+        "speeds": {
+            part: [upper_quartile(each.samples.get(part, [])) for each in devices]
+            for one in devices
+            for part in one.samples
+        },
         "sums": {
-            kind: sorted({f"{one.sums[kind]:x}" for one in devices if kind in one.sums}) for kind in devices[0].sums
+            kind: sorted({f"{each.sums[kind]:x}" for each in devices if kind in each.sums})
+            for one in devices
+            for kind in one.sums
         },
         "busy": 0.0 if count else (others_ended - others_began) / max(1, ended - began),
-        **texts,
+        "wrong": sorted(text for one in devices for text in one.wrong),
+        "notes": sorted(text for one in devices for text in one.notes),
     }
 
 
@@ -215,8 +210,7 @@ def main() -> None:
         result = burn(request)
     except BaseException as err:
         result = {"fault": describe(err)}
-    print()
-    print(json.dumps(result), flush=True)
+    print("\n" + json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

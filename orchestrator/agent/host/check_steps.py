@@ -62,14 +62,18 @@ class CheckSteps:
         )
 
     def burn_in(self, step: w.AllReduce) -> AllReduced:
-        """Burn this node in for a round; before the first one NVIDIA's own tests are run."""
+        """Burn this node in for a round; after the first one NVIDIA's own tests are run."""
         if step.on_gpu and gpu_health.read().users:
             return AllReduced("its GPUs are in use")
-        failed = gpu_health.failed_diagnoses() if step.on_gpu and not step.rank else ()
-        request = {"seconds": step.burn_s, "on_gpu": step.on_gpu, "folder": step.folder}
-        limit_s = step.burn_s + program.BURN_EXTRA_S_MAX
-        burned = program.run_burn(step.program, "burn_in", request, {**self._environ, **step.env}, limit_s)
-        return replace(burned, notes=(*failed, *burned.notes))
+        burned = program.run_burn(
+            step.program, "burn_in", {"seconds": step.burn_s, "on_gpu": step.on_gpu, "folder": step.folder},
+            {**self._environ, **step.env}, step.burn_s + program.BURN_EXTRA_S_MAX,
+        )  # fmt: skip
+        return (
+            replace(burned, notes=(*gpu_health.failed_diagnoses(), *burned.notes))
+            if step.on_gpu and not step.rank
+            else burned
+        )
 
     def gather_facts(self, step: w.GatherFacts) -> HostFacts:
         """Gather the node's facts."""

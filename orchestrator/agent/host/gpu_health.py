@@ -108,6 +108,9 @@ def failed_diagnoses() -> tuple[str, ...]:
         )  # fmt: skip
         parts = [part for part in json.loads(done.stdout).values() if isinstance(part, dict)]
         tests = [test for part in parts for group in part.get("test_categories", ()) for test in group["tests"]]
-        failed = [str(test["name"]) for test in tests if '"status": "fail"' in json.dumps(test).lower()]
-        return tuple(f"dcgmi diag: its test {name} fails" for name in failed)
+        return tuple(
+            f"dcgmi diag: its test {test['name']} fails"
+            for test in tests
+            if '"status": "fail"' in json.dumps(test).lower()
+        )
     return ()

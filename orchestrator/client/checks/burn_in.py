@@ -40,8 +40,7 @@ def check(
         )
         for name in usable if questions.programs[name]
     }  # fmt: skip
-    if len(steps) < len(usable):
-        others = [name for name in usable if name not in steps]
+    if others := [name for name in usable if name not in steps]:
         yield note("burn-in", others, "no burn-in: the ranks' Python is in the code snapshot")
     results = yield from burn_in(ask, steps, burn_s, home, say)
     reduces = {name: report.reduces[name] for name in steps if name in report.reduces}
