@@ -181,8 +181,10 @@ def burn(request: dict[str, Any]) -> dict[str, Any]:
     with futures.ThreadPoolExecutor(len(devices)) as pool:
         list(pool.map(lambda one: one.run(request["seconds"]), devices))
     ended, others_ended = processor_times()
-    _, _, cpu = Path("/proc/cpuinfo").read_text(errors="replace").partition("model name")
-    cpu = f"{cpu.partition(':')[2].splitlines()[0].strip() if cpu else platform.machine()}, {torch.get_num_threads()} threads"
+    _, _, text = Path("/proc/cpuinfo").read_text(errors="replace").partition("model name")
+    model = text.partition(":")[2].splitlines()[0].strip() if text else platform.machine()
+    capability = getattr(getattr(torch.backends, "cpu", None), "get_cpu_capability", str)()
+    cpu = f"{model} {capability}, {torch.get_num_threads()} threads"
     return {
         "devices": [
             f"{torch.cuda.get_device_name(one.name) if count else cpu}, torch {torch.__version__}" for one in devices
