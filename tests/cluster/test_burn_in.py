@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from tests.support.cluster.box import Box
-from tests.support.cluster.desk import Desk
+from tests.support.cluster.desk import FAKE_TORCH, STEPPER, Desk
 from tests.support.cluster.host import wait_for
+from tests.support.cluster.small_torch import EXTRA, install
 
 SICK = "/home/trainer/sick"
 WRONG = """
@@ -70,3 +71,18 @@ def test_burn_in_names_wrong_hosts_and_nodes_remembers_them(sick: Desk) -> None:
     assert [hosts()[name]["why"].partition(" product")[0] for name in ("node2", "node3")] == ["burn-in: a float32", "burn-in: its bfloat16"]  # fmt: skip
     assert before["node3"]["failed_at"] >= hosts()["node3"]["failed_at"], "the time of its burn-in"
     assert before["node1"]["why"] is None
+
+
+def test_host_of_a_job_is_left_alone_and_torch_that_cannot_is_no_wrong_host(desk: Desk, box: Box) -> None:
+    """A burn-in takes no slots that a job has, and no host is called wrong for a torch that has no matrices."""
+    install(box.nodes[:3])
+    job = desk.submit({**FAKE_TORCH, "train.py": STEPPER + "run(100_000)\n"}, nodes=1, ssh={"hosts": "node1"})
+    job.wait_for_step(1)
+    spec = desk.write({"train.py": "import torch\n"}, nodes=2, ssh={"hosts": "node[1-2]"}, env={"PYTHONPATH": EXTRA})
+    done = desk.orch("check", spec, "--burn-in", "10s", check=False)
+    print(done.stdout)
+    lines = [line for line in done.stdout.splitlines() if "burn-in" in line]
+    assert done.returncode == 0 and len(lines) == 3
+    assert lines[0].startswith("warn  burn-in  node1: no burn-in: 2 slots wanted, 0 of 2 free; ") and job.id in lines[0]
+    assert lines[1].startswith("warn  burn-in  node2: no burn-in: AttributeError: module 'torch' has no attribute ")
+    assert lines[2] == "note  burn-in  no all-reduce was measured: it takes two hosts that have passed the check"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -40,7 +42,10 @@ class Hosts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: Callable[[str, AllReduce], Answer]) -> None:
         self.asked: list[dict[str, AllReduce]] = []
         self.now_s, self._answer = 1e6, answer
-        monkeypatch.setattr(burn_in.time, "monotonic", lambda: self.now_s)
+        clock = SimpleNamespace(
+            monotonic=lambda: self.now_s, time=time.time, strftime=time.strftime, gmtime=time.gmtime
+        )
+        monkeypatch.setattr(burn_in, "time", clock)
 
     def ask(self, steps: Mapping[str, AllReduce], kind: type[AllReduced], limit_s: float) -> dict[str, Answer]:
         self.asked.append(dict(steps))
@@ -90,11 +95,11 @@ def test_wrong_host_is_remembered_until_it_computes_rightly(monkeypatch: pytest.
     sums = {"c": "x"}
     hosts = Hosts(monkeypatch, lambda name, step: replace(GOOD, sums={"float32": (sums.get(name, "a"),)}))
     hosts.burn(tmp_path, 10.0)
-    (one,) = host_health.recent_failures(tmp_path, burn_in.time.time()).values()
+    (one,) = host_health.recent_failures(tmp_path, time.time()).values()
     assert one.host == "c" and one.fault.startswith("burn-in: its float32 product of the same matrices has another")
     sums.clear()
     hosts.burn(tmp_path, 10.0)
-    assert host_health.recent_failures(tmp_path, burn_in.time.time()) == {}
+    assert host_health.recent_failures(tmp_path, time.time()) == {}
 
 
 def test_slow_or_busy_host_keeps_what_is_usual(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
