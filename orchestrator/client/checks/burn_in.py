@@ -79,8 +79,8 @@ def burn_in(
     for name, result in results.items():
         about = [one for one in judged if one.nodes == (name,) and one.severity in _FAULTS]
         fault = next((f"burn-in: {one.found}" for one in about if not one.ok), "")
-        is_usual = not about and result.busy <= judgement.BUSY_SHARE_MAX
-        if not is_usual and not fault and name in known and not known[name].burn_fault:
+        is_unusual = about or result.busy > judgement.BUSY_SHARE_MAX
+        if is_unusual and not fault and name in known and not known[name].burn_fault:
             continue  # what is usual stays known
         now_s, speeds = time.time(), {part: min(filter(None, row), default=0.0) for part, row in result.speeds.items()}
         host = HostHealth(name, now_s, "", burned_at=now_s, burn_fault=fault, devices=result.devices, speeds=speeds)
@@ -93,7 +93,12 @@ def _merge(rounds: list[AllReduced]) -> AllReduced:
     """Return the rounds of a host as one: the median of each speed."""
     devices = range(len(rounds[0].devices))
     speeds = {
-        part: tuple(statistics.median(one.speeds[part][at] for one in rounds if part in one.speeds) for at in devices)
+        part: tuple(
+            statistics.median(
+                [speed for one in rounds for speed in one.speeds.get(part, ())[at : at + 1] if speed] or [0.0]
+            )
+            for at in devices
+        )
         for part in rounds[0].speeds
     }
     sums = {kind: tuple(sorted({text for one in rounds for text in one.sums.get(kind, ())})) for kind in rounds[0].sums}

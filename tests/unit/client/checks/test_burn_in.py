@@ -72,6 +72,14 @@ def test_rounds_last_as_long_as_asked_and_medians_are_judged(monkeypatch: pytest
     assert {name: one.speeds for name, one in host_health.read_all(tmp_path).items()} == {name: {"float32": 1.0} for name in "abc"}  # fmt: skip
 
 
+def test_round_without_a_speed_or_a_device_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    two = replace(GOOD, devices=GOOD.devices * 2, speeds={"float32": (1.0, 1.0), "disk": (0.0, 0.0)})
+    rows = [{"float32": (1.0, 1.0), "disk": (0.0, 0.0)}, {"float32": (0.0, 2.0)}, {"float32": (1.0,)}]
+    hosts = Hosts(monkeypatch, lambda name, step: replace(two, speeds=rows[step.rank]))
+    _, results = hosts.burn(tmp_path, names="a")
+    assert results["a"].speeds == {"float32": (1.0, 1.5), "disk": (0.0, 0.0)}
+
+
 def test_host_that_cannot_be_burned_in_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def answer(name: str, step: AllReduce) -> Answer:
         if name == "a":
