@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_missing_torch_is_a_fault(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Let torch call the CPU two GPUs, and return it; there is no GPU here."""
     torch = pytest.importorskip("torch")
     to, zeros = torch.Tensor.to, torch.zeros
@@ -98,11 +99,14 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
         "CPU_MEMORY_BYTES": 1 << 20,
     }.items():
         monkeypatch.setattr(burn_in, name, value)
-    return torch
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # those of two devices would wait for each other
+    yield torch
+    torch.set_num_threads(threads)
 
 
 def test_parts_of_gpus_run_and_are_named(two_gpus: Any, tmp_path: Path) -> None:
-    burned = burn_in.burn({"on_gpu": True, "seconds": 4.0, "folder": str(tmp_path)})
+    burned = burn_in.burn({"on_gpu": True, "seconds": 8.0, "folder": str(tmp_path)})
     assert burned["wrong"] == [] and burned["notes"] == [] and burned["busy"] == 0.0
     assert burned["devices"] == [f"H200, torch {two_gpus.__version__}"] * 2
     assert list(burned["speeds"]) == [

@@ -74,7 +74,11 @@ def test_rounds_last_as_long_as_asked_and_medians_are_judged(monkeypatch: pytest
 
 def test_round_without_a_speed_or_a_device_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     two = replace(GOOD, devices=GOOD.devices * 2, speeds={"float32": (1.0, 1.0), "disk": (0.0, 0.0)})
-    rows = [{"float32": (1.0, 1.0), "disk": (0.0, 0.0)}, {"float32": (0.0, 2.0)}, {"float32": (1.0,)}]
+    rows: list[dict[str, tuple[float, ...]]] = [
+        {"float32": (1.0, 1.0), "disk": (0.0, 0.0)},
+        {"float32": (0.0, 2.0)},
+        {"float32": (1.0,)},
+    ]
     hosts = Hosts(monkeypatch, lambda name, step: replace(two, speeds=rows[step.rank]))
     _, results = hosts.burn(tmp_path, names="a")
     assert results["a"].speeds == {"float32": (1.0, 1.5), "disk": (0.0, 0.0)}
