@@ -1,4 +1,4 @@
-"""Steps of a check on this node, one after another: the facts, ports, links, an all-reduce.
+"""Steps of a check on this node, one after another: the facts, ports, links, an all-reduce, a burn-in.
 
 What a step has opened is closed at the end of the check.
 """

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.brain.checks import burn_in as judgement
-from orchestrator.brain.checks.finding import Finding, Severity, join_names, note, warning
+from orchestrator.brain.checks.finding import Finding, join_names, note, warning
 from orchestrator.client.checks import cluster
 from orchestrator.core.host import host_health
 from orchestrator.core.host.host_health import HostHealth
@@ -23,7 +23,6 @@ ROUND_S_MAX = 60.0
 ROUND_S_MIN = 5.0
 ROUND_EXTRA_S_MAX = 240.0
 REDUCE_S = 2.0
-_FAULTS = (Severity.WARNING, Severity.ERROR)
 _FIX = "read the reason, then check again"
 
 
@@ -77,7 +76,7 @@ def burn_in(
     judged = list(judgement.findings(results, earlier))
     yield from judged
     for name, result in results.items():
-        about = [one for one in judged if one.nodes == (name,) and one.severity in _FAULTS]
+        about = [one for one in judged if one.nodes == (name,) and one.fix]
         fault = next((f"burn-in: {one.found}" for one in about if not one.ok), "")
         is_unusual = about or result.busy > judgement.BUSY_SHARE_MAX
         if is_unusual and not fault and name in known and not known[name].burn_fault:
