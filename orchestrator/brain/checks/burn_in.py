@@ -18,7 +18,7 @@ SLOW_SHARES = {"disk": 0.5, "all-reduce": 0.3}
 EQUALS_MIN = 3
 """With fewer equal devices there is no median to compare with."""
 
-BUSY_SHARE_MAX = 0.05
+BUSY_SHARE_MAX = 0.03
 """How much of the processors others may use while their speed is measured."""
 
 _UNTRUSTED = ": its results cannot be trusted"
