@@ -21,7 +21,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 GALLERY_STAMP := $(VENV)/.installed-gallery
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test pythons soak check bench bench-scale bench-ssh bench-slurm bench-hangs docs clean
+.PHONY: help demo quick test test-gpu pythons soak check bench bench-scale bench-ssh bench-slurm bench-hangs docs clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ quick: $(DEV_STAMP) ## less than a minute: ruff, mypy, and the tests that start 
 test: $(DEV_STAMP) ## a quarter of an hour: every check and test except the longest; as root it installs what they need with apt
 	@tests/install.sh
 	@$(BIN)/python -m tests.run test $(STRICT)
+
+test-gpu: $(DEV_STAMP) ## less than five minutes: what only an NVIDIA GPU can show; without one it says so. ORCH_GPU_TESTS=cpu tries it on CPUs
+	@$(BIN)/python -m tests.gpu
 
 pythons: $(DEV_STAMP) ## the quick tests and whole jobs on each Python that is found (PYTHONS="python3.10 …"); some minutes each
 	@$(BIN)/python -m tests.pythons $(STRICT) $(PYTHONS)

@@ -6,7 +6,7 @@ group late, some ranks may work alone on purpose, and other libraries connect ra
 
 Steps: a checkpoint contains another step than orch counted.
 
-Loss: the loss that ranks print is not finite.
+Loss: the loss that ranks print, or the norm of their gradients, is not finite.
 
 Replicas: see `replicas`.
 
@@ -23,6 +23,7 @@ from itertools import islice
 
 from orchestrator.brain import replicas, training
 from orchestrator.brain.checks.finding import join_names
+from orchestrator.brain.diagnosis import divergence
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import NoticeTopic
@@ -103,16 +104,20 @@ def find_contradictions(facts: Facts) -> list[str]:
 
 
 def _loss_notice(facts: Facts, attempt: AttemptFacts, now_s: float) -> d.Notice | None:
-    """Return the notice of a loss that is not finite, or its withdrawal."""
-    losses = (rank.training.loss for rank in islice(facts.ranks.values(), REPORTING_RANKS_MAX) if rank.training)
+    """Return the notice of a loss, or norm, that is not finite, or its withdrawal."""
+    ranks = list(islice(facts.ranks.values(), REPORTING_RANKS_MAX))
+    losses = (rank.training.loss for rank in ranks if rank.training)
     loss, active = (
         next((loss for loss in losses if loss is not None), None),
         attempt.active_notice(NoticeTopic.LOSS),
     )
-    if loss is None or math.isfinite(loss) == (active is None):
+    norm = next((text for rank in ranks if (text := divergence.describe_norm(attempt, rank))), "")
+    is_odd = loss is not None and not math.isfinite(loss)
+    if (is_odd or bool(norm)) == (active is not None):
         return None
     since = f", seen from step {facts.step:,} on" if facts.step else ""
-    why = f"loss is {loss:.4g} again" if active else f"loss is {loss}{since}"
+    again = "gradient norm is finite again" if loss is None else f"loss is {loss:.4g} again"
+    why = again if active else f"loss is {loss}{since}" if is_odd else norm
     return d.Notice(now_s, why, attempt.number, NoticeTopic.LOSS, withdrawn=active is not None)
 
 

@@ -18,8 +18,8 @@ from orchestrator.core.text import ranks_label
 AGREED_MIN = 2
 """At how many steps, with different sums, ranks must have agreed to count as replicas."""
 
-STEPS_MAX = 8
-"""The number of steps of an optimizer that are remembered."""
+STEPS_MAX = 16
+"""The number of steps of an optimizer that are remembered. A heartbeat brings up to 3, and those of some hosts come later."""
 
 NONE_KEY = "none"
 """Of the notice that no two ranks hold the same."""
@@ -34,31 +34,34 @@ def record_sums(facts: Facts, rank: RankFacts, sums: tuple[tuple[int, ...], ...]
         tally = tallies.setdefault(own_step, Tally(step))
         tally.add(rank.rank, total, step)
         if len(tally.counts) == max(map(len, (one.counts for one in tallies.values()))):
-            facts.complete_sums = (optimizer, own_step)
+            facts.complete_sums.append((optimizer, own_step))
         while len(tallies) > STEPS_MAX:
             del tallies[min(tallies)]
 
 
 def notice(facts: Facts, attempt: AttemptFacts, now_s: float) -> d.Notice | None:
     """Return the notice on ranks that have drifted, or that there are none to compare; each is given once."""
-    optimizer, own_step = facts.complete_sums or (0, 0)
-    tallies = facts.sums_at_steps.get(optimizer, {})
-    if own_step not in tallies or attempt.last_notice(NoticeTopic.REPLICAS):
-        return None
-    tally, complete = tallies[own_step], len(tallies[own_step].counts)
-    earlier = [tallies[at] for at in sorted(tallies) if at < own_step and len(tallies[at].counts) >= complete]
-    if len(earlier) < AGREED_MIN:
-        return None
-    for ranks, agreed_step in _replicas(earlier):
-        texts = _differences(facts, tally, ranks)
-        if texts:
-            base = attempt.call_step
-            why = f"{texts} at step {base + tally.step:,}; all of {ranks_label(ranks)} held the same at step {base + agreed_step:,}"
-            fix = f"resume from a checkpoint of step {base + agreed_step:,} or before, and test the memory of that host"
-            return d.Notice(now_s, why, attempt.number, NoticeTopic.REPLICAS, fix=fix)
-    found = _none_notice(facts, attempt, now_s)
+    if attempt.last_notice(NoticeTopic.REPLICAS):
+        facts.complete_sums.clear()
+    are_all_compared = False
+    for optimizer, own_step in dict.fromkeys(facts.complete_sums):
+        tallies = facts.sums_at_steps.get(optimizer, {})
+        tally = tallies.get(own_step, Tally(own_step))
+        complete = len(tally.counts)
+        earlier = [tallies[at] for at in sorted(tallies) if at < own_step and len(tallies[at].counts) >= complete]
+        if len(earlier) < AGREED_MIN:
+            continue
+        for ranks, agreed_step in _replicas(earlier):
+            texts = _differences(facts, tally, ranks)
+            if texts:
+                base = attempt.call_step
+                why = f"{texts} at step {base + tally.step:,}; all of {ranks_label(ranks)} held the same at step {base + agreed_step:,}"
+                fix = f"resume from a checkpoint of step {base + agreed_step:,} or before, and test the memory of that host"
+                return d.Notice(now_s, why, attempt.number, NoticeTopic.REPLICAS, fix=fix)
+        are_all_compared = are_all_compared or complete >= len(facts.ranks)
+    found = _none_notice(facts, attempt, now_s) if are_all_compared else None
     if found is None:
-        facts.complete_sums = None  # derived: these need no second look
+        facts.complete_sums.clear()  # derived: these need no second look
     return found
 
 

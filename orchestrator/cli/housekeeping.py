@@ -75,7 +75,7 @@ def collect(job: str | None, folder: Path | None, no_checkpoints: bool, everythi
 def nodes(free: bool, as_json: bool) -> int:
     """List the hosts that jobs and checks have used, with their last failures.
 
-    A host counts as failed for a day after a job lost it or its check failed. Over SSH new jobs avoid it if there are enough other hosts. A passed check clears the failure.
+    A host counts as failed for a day after a job lost it or its check failed. Over SSH new jobs avoid it if there are enough other hosts. A passed check clears the failure; what a burn-in found wrong is cleared by a burn-in.
     """
     from orchestrator.client.checks import seen_hosts
     from orchestrator.views import tables

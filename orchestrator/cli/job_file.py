@@ -12,16 +12,26 @@ import click
 
 from orchestrator.cli import terminal
 from orchestrator.cli.group import AS_JSON, BACKEND, SET, SPEC, print_result
+from orchestrator.cli.params import AgoParam
 from orchestrator.core.errors import UserError
 from orchestrator.core.invisible_characters import escape_harmful
+
+BURN_S_MIN, BURN_S_MAX = 10.0, 24 * 3600.0
 
 
 @click.command()
 @SPEC
 @BACKEND
 @SET
+@click.option(
+    "--burn-in",
+    "burn_s",
+    type=AgoParam(),
+    metavar="TIME",
+    help="Also compute on all devices of each host for this long, 10s to 24h, and name a host that is slow or wrong.",
+)
 @AS_JSON
-def check(spec: Path, backend: str | None, overrides: tuple[str, ...], as_json: bool) -> int:
+def check(spec: Path, backend: str | None, overrides: tuple[str, ...], burn_s: float | None, as_json: bool) -> int:
     """Check whether a job could run, without starting it.
 
     It checks the job file, the code, disk space, the interpreter with its torch, the script's syntax, and the network; over SSH on every host, on Slurm on nodes that it gets from the queue as the job would.
@@ -29,7 +39,10 @@ def check(spec: Path, backend: str | None, overrides: tuple[str, ...], as_json: 
     from orchestrator.client import preflight
     from orchestrator.views import tables
 
-    findings = preflight.check(spec, backend, overrides, os.environ, functools.partial(terminal.say, err=True))
+    if burn_s is not None and not BURN_S_MIN <= burn_s <= BURN_S_MAX:
+        raise UserError("is not between 10s and 24h", "--burn-in", "write --burn-in 5m")
+    say = functools.partial(terminal.say, err=True)
+    findings = preflight.check(spec, backend, overrides, os.environ, say, burn_s or 0.0)
     print_result([finding.as_json() for finding in findings], as_json, tables.findings)
     return max((finding.exit_code for finding in findings), default=0)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from orchestrator.agent.host import program, rendezvous, resources, setup_script
 from orchestrator.brain.checks import node
-from orchestrator.brain.checks.finding import Finding, error, note, passed, warning
+from orchestrator.brain.checks.finding import Finding, describe, error, note, passed, warning
 from orchestrator.client import remote_files
 from orchestrator.client.checks import checkpoint_space, sources
 from orchestrator.core.errors import EXIT_INTERRUPTED, ClusterError, HostError, OrchError, UserError
@@ -23,7 +23,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.plan_types import PlannedNode
 from orchestrator.core.text import format_count
-from orchestrator.core.wire.bootstrap import GatherFacts
+from orchestrator.core.wire.bootstrap import AllReduce, GatherFacts
 from orchestrator.spec.load import SpecFile, load
 from orchestrator.submission import render, sbatch, snapshot, submit, submit_checks
 
@@ -36,16 +36,19 @@ def check(
     overrides: Sequence[str],
     environ: Mapping[str, str],
     say: Callable[[str], None] = lambda text: None,
+    burn_s: float = 0.0,
 ) -> list[Finding]:
     """Return the findings in the order in which a job would meet them; the first fault of the plan is the last finding.
 
     `say` receives the position in Slurm's queue while it waits for nodes. Raises SpecError when the spec cannot be read.
     """
     file = load(spec, overrides=overrides, backend=backend)
-    return list(_findings(file, environ, say))
+    return list(_findings(file, environ, say, burn_s))
 
 
-def _findings(file: SpecFile, environ: Mapping[str, str], say: Callable[[str], None]) -> Iterator[Finding]:
+def _findings(
+    file: SpecFile, environ: Mapping[str, str], say: Callable[[str], None], burn_s: float
+) -> Iterator[Finding]:
     yield passed("spec", f"{file.path} can be read")
     try:
         plan = submit.make_plan(file, environ, home.new_id(file.spec.name, time.time()), time.time())
@@ -68,12 +71,12 @@ def _findings(file: SpecFile, environ: Mapping[str, str], say: Callable[[str], N
     if plan.ssh is not None:
         from orchestrator.client.checks import hosts
 
-        yield from hosts.check_hosts(file, plan, remote_files.remote_root(plan), code_bytes, environ)
+        yield from hosts.check_hosts(file, plan, remote_files.remote_root(plan), code_bytes, environ, burn_s, say)
         return
     local_findings += _check_python(file, plan, environ)
     yield from local_findings[2:]
     if plan.slurm is not None:
-        yield from _check_slurm(file, plan, environ, local_findings, say)
+        yield from _check_slurm(file, plan, environ, local_findings, say, burn_s)
         return
     yield from _check_this_machine(plan, environ)
     interfaces = [name for _, name in socket.if_nameindex()]
@@ -81,6 +84,8 @@ def _findings(file: SpecFile, environ: Mapping[str, str], say: Callable[[str], N
         where = file.where("rendezvous.interface")
         yield error("network", (), f"{where}: {fault}", "name one of these, or leave out the field", 2)
     yield _check_loopback()
+    if burn_s:
+        yield from _burn_in(file, plan, environ, burn_s, say)
 
 
 def _error_finding(what: str, err: OrchError) -> Finding:
@@ -176,6 +181,30 @@ def _check_this_machine(plan: Plan, environ: Mapping[str, str]) -> Iterator[Find
         yield judged.finalize(f"{hostname}: {judged.found}", ClusterError.exit_code)
 
 
+def _burn_in(
+    file: SpecFile, plan: Plan, environ: Mapping[str, str], burn_s: float, say: Callable[[str], None]
+) -> Iterator[Finding]:
+    """Burn this machine in, with the ranks' Python."""
+    from orchestrator.agent.host import check_steps
+    from orchestrator.client.checks import burn_in
+
+    hostname, env = socket.gethostname(), {**environ, **plan.env}
+    try:
+        python = setup_script.find_program(plan.program, env, file.workdir)
+    except HostError:
+        yield note("burn-in", (), "no burn-in: the ranks' Python is missing, see above")
+        return
+    gpus = ",".join(str(gpu) for one in plan.nodes for gpu in one.gpus)
+    env |= {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+    steps = {hostname: AllReduce(0, 0, "", 0, python, {}, bool(gpus), folder=str(home.job_home(environ)))}
+    host = check_steps.CheckSteps(env)
+    for one in burn_in.burn_in(
+        lambda asked, *_: {name: host.burn_in(step) for name, step in asked.items()},
+        steps, burn_s, home.job_home(environ), say,
+    ):  # fmt: skip
+        yield one.finalize(describe(one), ClusterError.exit_code)
+
+
 def _check_loopback() -> Finding:
     try:
         port = rendezvous.free_port(f"{os.getpid()} {time.monotonic_ns()}")
@@ -200,6 +229,7 @@ def _check_slurm(
     environ: Mapping[str, str],
     local_findings: Sequence[Finding],
     say: Callable[[str], None],
+    burn_s: float,
 ) -> Iterator[Finding]:
     """Ask sbatch, and check the nodes of the allocation that this process is in, or of one that salloc waits for."""
     from orchestrator.client.checks import salloc, srun
@@ -208,14 +238,14 @@ def _check_slurm(
     queue = _run_check("queue", lambda: _check_queue(file, plan, environ))
     yield queue
     if srun.allocation_nodes(environ):
-        yield from _check_nodes(file, plan, environ)
+        yield from _check_nodes(file, plan, environ, burn_s, say)
         return
     if not all(finding.ok for finding in (*local_findings, queue)):
         yield note("nodes", (), "not checked: fix the faults above first")
         return
     with contextlib.ExitStack() as stack:
         try:
-            allocation_env = stack.enter_context(salloc.allocation(file, plan.slurm.options, environ, say))
+            allocation_env = stack.enter_context(salloc.allocation(file, plan.slurm.options, environ, say, burn_s))
         except KeyboardInterrupt:
             text = "not checked: interrupted while waiting in Slurm's queue"
             yield replace(note("nodes", (), text), exit_code=EXIT_INTERRUPTED)
@@ -224,13 +254,15 @@ def _check_slurm(
         except ClusterError as err:
             yield warning("nodes", (), f"not checked: {err.what}", err.fix)
         else:
-            yield from _check_nodes(file, plan, allocation_env)
+            yield from _check_nodes(file, plan, allocation_env, burn_s, say)
 
 
-def _check_nodes(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _check_nodes(
+    file: SpecFile, plan: Plan, environ: Mapping[str, str], burn_s: float, say: Callable[[str], None]
+) -> Iterator[Finding]:
     """Check the nodes of an allocation."""
     from orchestrator.client.checks import hosts, srun
 
     nodes = tuple(PlannedNode(name, name, "", (), ()) for name in srun.allocation_nodes(environ))
     root = str(home.job_home(environ) / "jobs" / plan.id)
-    yield from hosts.check_hosts(file, replace(plan, nodes=nodes), root, 0, environ)
+    yield from hosts.check_hosts(file, replace(plan, nodes=nodes), root, 0, environ, burn_s, say)

@@ -137,6 +137,25 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class AllReduced:
+    """The end of an all-reduce, or of a round of a burn-in; an empty fault for one that ran to its end."""
+
+    fault: str
+    # Of a burn-in: each device with its torch; hosts are compared only where these are equal
+    devices: tuple[str, ...] = ()
+    # By part, of each device: 10^12 operations or 10^9 bytes in a second, 0 where it is not known. Of an all-reduce: of the group
+    speeds: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    # By type, the checksums of the product of the same matrices
+    sums: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    # What proves that the host computes or stores wrongly
+    wrong: tuple[str, ...] = ()
+    # What could not be tried, and tests of others that failed
+    notes: tuple[str, ...] = ()
+    # The share of the processors that other processes used, where they are what was measured
+    busy: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class HardwareFacts:
     """Hardware of a host for ranks, and the settings in its environment."""
 

@@ -339,6 +339,7 @@ class Finding(TypedDict):
     fix: str
     severity: Literal["ok", "note", "warning", "error"]
     nodes: list[str]
+    figures: NotRequired[dict[str, float]]
 
 
 class Held(TypedDict):

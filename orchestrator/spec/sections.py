@@ -72,8 +72,8 @@ class Monitor(Section):
     )
     on_nan: rules.NotFinite = described(
         "notify",
-        "What follows when the loss that ranks print or report stays nan or infinite: a notification, a restart from the last "
-        "checkpoint before it, or failure.",
+        "What follows when the loss that ranks print or report, or the norm by which they clip gradients, stays nan or infinite: a "
+        "notification, a restart from the last checkpoint before it, or failure.",
     )
     compare_replicas: int | None = whole_number(
         None,

@@ -47,7 +47,7 @@ def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
         raise ClusterError("nvidia-smi does not answer", tool, fix) from err
     if done.returncode == NO_GPUS:
         return ()
-    if done.returncode != 0:
+    if done.returncode not in gpus.GOOD_CODES:
         raise ClusterError(f"nvidia-smi cannot list the GPUs: {gpus.output_line(done)}", tool, fix)
     rows = gpus.parse_csv(done.stdout)
     indices = {row[1]: int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit()}

@@ -19,7 +19,7 @@ EVERY = 2
 SUMS = """
 import torch
 from types import SimpleNamespace
-from orchestrator.agent.ranks.hook.replicas import sum_bits, sum_parameters
+from orchestrator.agent.ranks.hook.tensors import sum_bits, sum_parameters
 
 def total(*tensors):
     place, totals = sum_parameters(SimpleNamespace(param_groups=[{"params": list(tensors)}]))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from orchestrator.brain.model import decisions as d
 from orchestrator.client import job_checkpoints
 from tests.support.local import Desk
 from tests.support.torch_saves import STAND_IN
@@ -33,6 +36,47 @@ while step < 200:
         torch.save({"model": {"weight": weights}, "step": step}, os.path.join(folder, f"step_{step}.pt"))
 print("weights", weights[0].hex(), flush=True)
 """
+
+
+SILENT = """
+import os, time, torch
+torch.manual_seed(1)
+model, first = torch.nn.Linear(8, 1), 1
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+if path := os.environ.get("ORCH_RESUME_FROM"):
+    saved = torch.load(path)
+    model.load_state_dict(saved["model"])
+    first = saved["step"] + 1
+print("begins at", first, flush=True)
+for step in range(first, 101):
+    optimizer.zero_grad()
+    is_bad = step == 40 and os.environ["ORCH_ATTEMPT"] == "1"
+    loss = model(torch.rand(4, 8)).square().sum() * (float("nan") if is_bad else 1.0)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    time.sleep(0.05)
+    if step % 13 == 0:  # 39 is that of the last finite norm
+        torch.save({"model": model.state_dict(), "step": step}, f"{os.environ['ORCH_CHECKPOINT_DIR']}/step_{step}.pt")
+print("weights", model.weight.isfinite().all().item())
+"""
+
+
+def test_norm_that_is_not_finite_is_noticed_without_a_loss(desk: Desk) -> None:
+    job = desk.submit({"train.py": SILENT}, entrypoint="train.py", nodes=1, procs_per_node=1)
+    assert job.wait(180.0)["state"] == "SUCCEEDED"
+    (notice,) = job.notices(d.NoticeTopic.LOSS)
+    assert re.fullmatch(r"gradient norm is nan at step 40 \(last finite \d\S* at step 39\)", notice.why), notice
+
+
+def test_rollback_begins_before_last_finite_norm(desk: Desk) -> None:
+    job = desk.submit(
+        {"train.py": SILENT}, entrypoint="train.py", nodes=1, procs_per_node=1,
+        checkpoint={"path": "step_*.pt", "keep": 20}, monitor={"on_nan": "rollback"},
+    )  # fmt: skip
+    assert job.wait(180.0)["state"] == "SUCCEEDED"
+    assert job.kinds()[0] == "diverged"
+    assert job.log(attempt=2).splitlines() == ["begins at 27", "weights True"]
 
 
 def test_rollback_matches_run_without_bad_batch(desk: Desk) -> None:

@@ -9,21 +9,8 @@ import pytest
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.core.wire import reports
+from tests.support import fake_nvidia_smi as smi
 from tests.support.local import FAKE_TORCH, STEPPER, Desk
-
-NVIDIA_SMI = """#!/bin/sh
-action=None
-if [ -e {sick} ]; then action=Reset; fi
-case "$1" in
-*clocks_event_reasons*|*remapped_rows.failure*)
-    for column in remapped_rows.failure remapped_rows.pending clocks_event_reasons.active clocks_throttle_reasons.active; do
-        case "$1" in *$column*) echo "Field \\"$column\\" is not a valid field to query."; exit 2 ;; esac
-    done ;;
-*remapped_rows.pending*) echo 'Field "remapped_rows.pending" is not a valid field to query.'; exit 2 ;;
-*clocks_throttle*) echo 'Field "clocks_throttle_reasons.active" is not a valid field to query.'; exit 2 ;;
-*gpu_recovery_action*) echo "0, GPU-a, 00000000:01:00.0, None, 0"; echo "1, GPU-b, 00000000:02:00.0, $action, 0" ;;
-esac
-"""
 
 SCRIPT = (
     STEPPER
@@ -33,7 +20,7 @@ import signal
 
 def at_step(step):
     if attempt == 1 and step == 5 and rank == 1:
-        Path(os.environ["SICK"]).touch()
+        os.rename(os.environ["SICK"], os.environ["HOST"])
         raise RuntimeError("CUDA error: unspecified launch failure")
 
 
@@ -47,14 +34,13 @@ run(10 if attempt > 1 or rank else 100000, at_step=at_step)
 def test_gpu_that_turns_sick_at_a_step_is_named_in_verdict(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sick, tool = tmp_path / "sick", tmp_path / "tools/nvidia-smi"
-    tool.parent.mkdir()
-    tool.write_text(NVIDIA_SMI.format(sick=sick))
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    tools, later = tmp_path / "tools", tmp_path / "later"
+    smi.install(tools, smi.Host())
+    smi.install(later, smi.sick({"gpu_recovery_action": "Reset"}))
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     job = desk.submit(
         {**FAKE_TORCH, "train.py": SCRIPT}, entrypoint="train.py", procs_per_node=2,
-        env={"CUDA_VISIBLE_DEVICES": "0,1", "SICK": str(sick)},
+        env={"CUDA_VISIBLE_DEVICES": "0,1", "SICK": str(smi.host_file(later)), "HOST": str(smi.host_file(tools))},
     )  # fmt: skip
     assert job.wait()["state"] == "SUCCEEDED", job.job.why()
     changed = job.news(reports.GpusChanged)
@@ -64,3 +50,48 @@ def test_gpu_that_turns_sick_at_a_step_is_named_in_verdict(
     assert any("its GPU 1 wants a reset since" in line for line in verdict["evidence"]), verdict
     begun = job.news(d.BeginAttempt)[1]
     assert "is not used again" not in begun.why, "there is no other host"
+
+
+SLOW = NVIDIA_SMI.replace("#!/bin/sh\n", "#!/bin/sh\nif [ -e {sick} ]; then sleep 0.7; fi\n")
+"""A real one takes as long, and longer where a GPU is sick."""
+
+CRASHES_TWICE = (
+    STEPPER
+    + """
+import signal
+
+
+def at_step(step):
+    if (attempt, rank) == (1, 1) and step == 5:
+        Path(os.environ["SICK"]).touch()
+    if rank == 1 and (attempt, step) in ((1, 5), (2, 300)):
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+
+def end(*_):
+    time.sleep(0.3)  # so that nvidia-smi runs when the attempt ends
+    os._exit(143)
+
+
+signal.signal(signal.SIGTERM, end)
+run(600, at_step=at_step)
+"""
+)
+
+
+def test_slow_nvidia_smi_is_not_killed_with_the_attempt(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked when the rank crashes, and answers when the next attempt has long begun."""
+    sick, tool = tmp_path / "sick", tmp_path / "tools/nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(SLOW.format(sick=sick))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": CRASHES_TWICE}, entrypoint="train.py", procs_per_node=2,
+        env={"CUDA_VISIBLE_DEVICES": "0,1", "SICK": str(sick)},
+    )  # fmt: skip
+    assert job.wait()["state"] == "SUCCEEDED", job.job.why()
+    assert job.kinds() == ["crash", "crash", None]
+    assert any("its GPU 1 wants a reset since" in line for line in job.verdict(2)["evidence"]), job.verdict(2)

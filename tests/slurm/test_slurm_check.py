@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.cluster.desk import Desk
 from tests.support.cluster.host import wait_for
 from tests.support.cluster.slurm import SlurmBox
@@ -117,3 +119,17 @@ def test_allocation_is_checked_together_and_cut_named(slurm: SlurmBox, desk: Des
     slurm.heal()
     (wrong,) = [one for one in cut if one["severity"] == "error" and one["what"] == "network"]
     assert wrong["nodes"] == ["node1", "node3"]
+
+
+@pytest.mark.slow
+def test_burn_in_has_figures_of_the_nodes_that_slurm_grants(slurm: SlurmBox, desk: Desk) -> None:
+    """A burn-in runs in an allocation that lasts long enough, with real torch."""
+    path = desk.write({"train.py": "import torch\n"}, nodes=2, time_limit="2h")
+    done = slurm.login.run(
+        [*argv(path), "--burn-in", "10s"], user="trainer", env={"ORCH_HOME": HOME}, check=False, limit_s=240
+    )
+    print(done.stderr)
+    found = [one for one in listed(done.stdout) if one["what"] == "burn-in" and one["severity"] == "ok"]
+    assert [one["nodes"] for one in found if "bfloat16" in one["figures"]] == [["node1"], ["node2"]]
+    assert [one["nodes"] for one in found if "all-reduce" in one["figures"]] == [["node1", "node2"]]
+    assert done.returncode == 0 and not slurm.queue.entries()

@@ -107,8 +107,9 @@ GPUS = "GPU 0: H200 (UUID: GPU-a)\\nGPU 1: H200 (UUID: GPU-b)\\n"
 
 
 def test_gpus_are_counted_despite_shell_output(desk: Desk, tmp_path: Path) -> None:
-    """The GPUs are counted on the hosts, whatever their shells print."""
-    _configure(desk, one=_with_gpus(desk, tmp_path / "one", GPUS), two=_with_gpus(desk, tmp_path / "two", GPUS))
+    """The GPUs are counted on the hosts, whatever their shells print, and also where nvidia-smi warns of an infoROM."""
+    warns = "WARNING: infoROM is corrupted at gpu 0000:19:00.0\\n" + GPUS
+    _configure(desk, one=_with_gpus(desk, tmp_path / "one", GPUS), two=_with_gpus(desk, tmp_path / "two", warns, 14))
     assert fanout.count_gpus(["one", "gone", "two"], SSH, "job.yaml") == 2
 
 

@@ -400,7 +400,7 @@ def test_quick_verb_loads_only_click_and_no_brain() -> None:
 
 IN_THE_RANKS_PYTHON = tuple(
     f"orchestrator.agent.{name}"
-    for name in ("ranks.hook.sitecustomize", "ranks.template", "host.program_probe", "host.reduce_rank")
+    for name in ("ranks.hook.sitecustomize", "ranks.template", "host.program_probe", "host.reduce_rank", "host.burn_in")
 )
 
 

@@ -95,8 +95,8 @@ def _option(option: click.Option, text: st.SearchStrategy[str]) -> st.SearchStra
 
 VERBS = tuple(sorted(set(group.cli.commands) - {"mcp"}))  # which speaks with a program over real pipes
 
-ENDLESS = ("serve", "listen")
-"""Options with which a verb works until Ctrl-C."""
+ENDLESS = ("serve", "listen", "burn_s")
+"""Options with which a verb works until Ctrl-C, or for as long as they say."""
 
 
 @pytest.mark.slow

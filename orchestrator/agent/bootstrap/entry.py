@@ -88,13 +88,19 @@ def _launch(request: w.LaunchAgent, bundle: bytes, bundle_fd: int, replies: Repl
 
 
 def _serve_steps(replies: Replies) -> None:
-    """Answer the steps of a check, a line each, until the launcher closes; what they have opened is closed."""
+    """Answer the steps of a check, a line each, until the launcher closes; what they have opened is closed.
+
+    A burn-in has all GPUs, or all slots, from its first round on, so that no job begins here."""
+    from orchestrator.agent.bootstrap import survey
     from orchestrator.agent.host import check_steps
 
-    steps = check_steps.CheckSteps(dict(os.environ))
+    steps, held = check_steps.CheckSteps(dict(os.environ)), None
     try:
         while line := replies.next_line(w.STEP_S_MAX):
-            replies.send(steps.run(codec.loads_kind(_STEPS, line)))
+            step = codec.loads_kind(_STEPS, line)
+            if isinstance(step, w.AllReduce) and not step.world and held is None:
+                held = survey.lease_all(step.on_gpu)
+            replies.send(steps.run(step))
     finally:
         steps.close()
 

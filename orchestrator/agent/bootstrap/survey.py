@@ -14,6 +14,7 @@ from orchestrator.agent.process import leases
 from orchestrator.core.errors import HostError
 from orchestrator.core.host import gpus, hardware, procfs
 from orchestrator.core.wire import bootstrap as w
+from orchestrator.core.wire.agent_config import LeaseNeeds
 
 
 def survey(request: w.SurveyHost) -> w.HostSurveyed:
@@ -38,6 +39,13 @@ def survey(request: w.SurveyHost) -> w.HostSurveyed:
             procfs.read_text(Path("/proc/net/unix")),
         ),
     )
+
+
+def lease_all(on_gpu: bool) -> leases.Leases:
+    """Lease all GPUs, or all slots, until this process ends. Raises RequestFailed, which names who has some."""
+    cores = os.cpu_count() or 1
+    needs = LeaseNeeds(len(_gpus()) if on_gpu else 0, cores, 0)
+    return leases.acquire(needs, leases.this_holder("orch check", ""), leases.LeaseCapacity(gpus.list_gpus, cores))
 
 
 def _try_folder(folder: str) -> tuple[str, str, str]:

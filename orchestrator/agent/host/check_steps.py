@@ -1,4 +1,4 @@
-"""Steps of a check on this node, one after another: the facts, ports, links, an all-reduce.
+"""Steps of a check on this node, one after another: the facts, ports, links, an all-reduce, a burn-in.
 
 What a step has opened is closed at the end of the check.
 """
@@ -9,11 +9,12 @@ import platform
 import resource
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 
 from orchestrator.agent.host import gpu_health, peers, program, resources
 from orchestrator.core.errors import HostError
 from orchestrator.core.host import interfaces
-from orchestrator.core.host_facts import HostFacts
+from orchestrator.core.host_facts import AllReduced, HostFacts
 from orchestrator.core.wire import bootstrap as w
 
 
@@ -34,7 +35,7 @@ class CheckSteps:
             case w.MeasurePeer(addresses, ports, token, send_s):
                 return peers.measure_link(addresses, ports, token, send_s)
             case w.AllReduce():
-                return self._reduce(step)
+                return self._reduce(step) if step.world else self.burn_in(step)
 
     def close(self) -> None:
         """Close what the steps have opened."""
@@ -50,13 +51,29 @@ class CheckSteps:
             return w.PortsOpened((), (), str(err))
         return w.PortsOpened(self._listener.ports, interfaces.list_addresses(), "")
 
-    def _reduce(self, step: w.AllReduce) -> w.AllReduced:
+    def _reduce(self, step: w.AllReduce) -> AllReduced:
         self.close()  # rank 0 listens on the port that was held
         request = {
             "rank": step.rank, "world": step.world, "address": step.address, "port": step.port,
-            "on_gpu": step.on_gpu, "group_s_max": program.REDUCE_GROUP_S_MAX,
+            "on_gpu": step.on_gpu, "group_s_max": program.REDUCE_GROUP_S_MAX, "seconds": step.burn_s,
         }  # fmt: skip
-        return w.AllReduced(program.all_reduce(step.program, {**self._environ, **step.env}, request))
+        return program.run_burn(
+            step.program, "reduce_rank", request, {**self._environ, **step.env}, program.REDUCE_S_MAX
+        )
+
+    def burn_in(self, step: w.AllReduce) -> AllReduced:
+        """Burn this node in for a round; after the first one NVIDIA's own tests are run."""
+        if step.on_gpu and gpu_health.read().users:
+            return AllReduced("its GPUs are in use")
+        burned = program.run_burn(
+            step.program, "burn_in", {"seconds": step.burn_s, "on_gpu": step.on_gpu, "folder": step.folder},
+            {**self._environ, **step.env}, step.burn_s + program.BURN_EXTRA_S_MAX,
+        )  # fmt: skip
+        return (
+            replace(burned, notes=(*gpu_health.failed_diagnoses(), *burned.notes))
+            if step.on_gpu and not step.rank
+            else burned
+        )
 
     def gather_facts(self, step: w.GatherFacts) -> HostFacts:
         """Gather the node's facts."""

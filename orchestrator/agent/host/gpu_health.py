@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 from collections.abc import Sequence
 
@@ -11,6 +13,7 @@ from orchestrator.core.host_facts import UNKNOWN, GpuFacts, GpuUser
 
 NVIDIA_SMI_S_MAX = 15.0
 DMESG_S_MAX = 5.0
+DCGMI_S_MAX = 60.0
 XIDS_MAX = 5
 COMMAND_CHARS_MAX = 100
 
@@ -57,7 +60,7 @@ def _query(tool: str, what: str, fields: Sequence[str]) -> list[list[str]]:
     """Return a table of nvidia-smi, empty when it refuses: an older driver does not know every field."""
     options = (f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits")
     done = gpus.run_nvidia_smi(tool, *options, limit_s=NVIDIA_SMI_S_MAX)
-    return gpus.parse_csv(done.stdout) if done.returncode == 0 else []
+    return gpus.parse_csv(done.stdout) if done.returncode in gpus.GOOD_CODES else []
 
 
 def _last_output(tool: str) -> str:
@@ -94,3 +97,20 @@ def _xids() -> tuple[str, ...]:
         return ()
     found = [line.strip()[:200] for line in done.stdout.splitlines() if "NVRM: Xid" in line]
     return tuple(found[-XIDS_MAX:])
+
+
+def failed_diagnoses() -> tuple[str, ...]:
+    """Return the short tests of NVIDIA's DCGM that fail, where it is installed; what it prints differs by version."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError, AttributeError):
+        done = subprocess.run(
+            ["dcgmi", "diag", "-r", "1", "-j"], stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
+            errors="replace", timeout=DCGMI_S_MAX, check=False,
+        )  # fmt: skip
+        parts = [part for part in json.loads(done.stdout).values() if isinstance(part, dict)]
+        tests = [test for part in parts for group in part.get("test_categories", ()) for test in group["tests"]]
+        return tuple(
+            f"dcgmi diag: its test {test['name']} fails"
+            for test in tests
+            if '"status": "fail"' in json.dumps(test).lower()
+        )
+    return ()

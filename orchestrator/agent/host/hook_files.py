@@ -23,9 +23,9 @@ HOOK_FILES = (
             "launch",
             "layout",
             "own_code",
-            "replicas",
             "stacks",
             "steps",
+            "tensors",
             "worker_server",
         )
     ),

@@ -1,4 +1,5 @@
-"""Check of the ranks' Python on this node (`program_probe`), and its all-reduce with other nodes (`reduce_rank`)."""
+"""Check of the ranks' Python on this node (`program_probe`), its all-reduce with other nodes (`reduce_rank`), and its
+burn-in (`burn_in`)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.host_facts import UNKNOWN, MissingImport, ProgramFacts
+from orchestrator.core.host_facts import UNKNOWN, AllReduced, MissingImport, ProgramFacts
 from orchestrator.core.wire.bootstrap import GatherFacts
 
 PROBE_S_MAX = 90.0
@@ -23,6 +24,9 @@ REDUCE_S_MAX = 75.0
 
 REDUCE_GROUP_S_MAX = 15.0
 """How long its ranks wait for one another once each has torch."""
+
+BURN_EXTRA_S_MAX = 150.0
+"""How much longer than asked for a round of a burn-in may take: the import of torch, the matrices, a last repetition."""
 
 ERROR_CHARS_MAX = 300
 _FOLDER = Path("/")
@@ -45,11 +49,14 @@ def probe_program(step: GatherFacts, env: Mapping[str, str]) -> ProgramFacts:
 _TEXT_FIELDS = ("python", "torch", "no_torch", "cuda", "nccl", "syntax", "changes_path")
 
 
-def all_reduce(program: str, env: Mapping[str, str], request: Mapping[str, Any]) -> str:
-    """Take part in an all-reduce as one rank; return why it failed, empty when it did not."""
-    answer = _run_script(program, "reduce_rank", dict(request), env, REDUCE_S_MAX)
-    fault = answer if isinstance(answer, str) else str(answer.get("fault", ""))
-    return fault[:ERROR_CHARS_MAX]
+def run_burn(program: str, script: str, request: dict[str, Any], env: Mapping[str, str], limit_s: float) -> AllReduced:
+    """Take part in an all-reduce as one rank (`reduce_rank`), or run a round of a burn-in of this host (`burn_in`)."""
+    answer = _run_script(program, script, request, env, limit_s)
+    if isinstance(answer, str) or answer.get("fault"):
+        return AllReduced((answer if isinstance(answer, str) else str(answer["fault"]))[:ERROR_CHARS_MAX])
+    speeds, sums = ({part: tuple(row) for part, row in answer.get(name, {}).items()} for name in ("speeds", "sums"))
+    devices, wrong, notes = (tuple(answer.get(name, ())) for name in ("devices", "wrong", "notes"))
+    return AllReduced("", devices, speeds, sums, wrong, notes, float(answer.get("busy", 0.0)))
 
 
 def _run_script(

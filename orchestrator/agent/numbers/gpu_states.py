@@ -38,6 +38,9 @@ _ACTIONS = {
 _ERRORS = {"[gpu is lost]": LOST, "[gpu requires reset]": "wants a reset"}
 """What a cell says instead of a value, and what that means."""
 
+_NO_ROW = frozenset({"[gpu is lost]", "[unknown error]"})
+"""A row that says this in all cells, also instead of its number, is none: its GPU is not listed."""
+
 KERNEL_LOG, DRIVER = Path("/dev/kmsg"), Path("/proc/driver/nvidia/gpus")
 """The kernel's log, which not every user may read, and the driver's folder with a subfolder for each GPU, by its place on the bus."""
 
@@ -137,8 +140,10 @@ class GpuStates:
                 done = gpus.run_nvidia_smi(tool, query, "--format=csv,noheader,nounits", limit_s=NVIDIA_SMI_S_MAX)
             except HostError:
                 return None
-            table = [row for row in gpus.parse_csv(done.stdout) if len(row) > 1]  # a line without a comma is a message
-            if table and all(len(row) == len(self._columns) + 3 and row[0].isdigit() for row in table):
+            read = [row for row in gpus.parse_csv(done.stdout) if len(row) > 1]  # a line without a comma is a message
+            table = [row for row in read if not set(map(str.lower, row)) <= _NO_ROW]
+            has_rows = table or "[gpu is lost]" in done.stdout.lower()
+            if has_rows and all(len(row) == len(self._columns) + 3 and row[0].isdigit() for row in table):
                 rows = {self._identify(*row[:3]): dict(zip(self._columns, row[3:], strict=True)) for row in table}
                 self._rows.update(rows)
                 return rows

@@ -222,6 +222,7 @@ class NodeRanks:
         io_bytes = process.io_counter.total_bytes(now_s)
         usage, training = process.metrics.measure_if_due(process.io_counter.pids, now_s)
         passes, median_pass_s = process.counter.backward_passes()
+        nonfinite_norms, norms = process.counter.nonfinite_norms()
         return reports.RankHeartbeat(
             process.rank, last.step, state, process.log_bytes, cpu_s,
             io_bytes=io_bytes, median_step_s=process.counter.median_step_s(),
@@ -229,8 +230,8 @@ class NodeRanks:
             groups=tuple(group.key for group in process.counter.groups()), collective_counts=counts,
             optimizer_steps=last.rows, alone=process.counter.framework_without_group(), progress=process.metrics.printed.progress(last.rows),
             passes=passes, median_pass_s=median_pass_s, has_group=process.counter.has_formed_group(),
-            rate_per_s=process.counter.rate_per_s(), nonfinite_losses=process.metrics.nonfinite_losses(), usage=usage,
-            training=training, parameter_sums=sums,
+            rate_per_s=process.counter.rate_per_s(), nonfinite_losses=max(process.metrics.nonfinite_losses(), nonfinite_norms),
+            gradient_norms=norms, usage=usage, training=training, parameter_sums=sums,
         )  # fmt: skip
 
     def note_logs(self, now_ns: int) -> None:
@@ -268,8 +269,8 @@ class NodeRanks:
                 procfs.send_signal(pid, self.signum)
 
     def continue_stop(self, kept_pids: set[int]) -> bool:
-        """Continue a stop; return True when no process of the attempt is left. `kept_pids` pids are not killed, and resource
-        trackers not before they had time to do their work.
+        """Continue a stop; return True when no process of the attempt is left. `kept_pids` pids and the agent's own tools, such as
+        nvidia-smi, are not killed, and resource trackers not before they had time to do their work.
 
         Processes that a rank and its scripts leave behind are signalled to end then. A shell with a trap may end before its script.
         """
@@ -338,8 +339,10 @@ def _is_reapable(pid: int) -> bool:
 
 
 def _find_living(pids: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the living ones of the processes, each with its process group."""
+    """Yield the living ones of the processes that are not in the agent's session, as no process of a rank is; each with its
+    process group."""
+    own_session = os.getsid(0)
     for pid in pids:
         stat = procfs.stat(pid)
-        if stat is not None and stat.state not in "ZX":
+        if stat is not None and stat.state not in "ZX" and stat.session != own_session:
             yield pid, stat.pgrp

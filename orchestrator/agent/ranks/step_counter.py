@@ -31,6 +31,7 @@ from orchestrator.agent.ranks.hook.layout import (
     MAGIC_WORD,
     NO_GROUP_WORD,
     NO_STEP_WORD,
+    NORMS_WORD,
     OPTIMIZER_COLUMN,
     OPTIMIZERS_MAX,
     PASSES_WORD,
@@ -53,6 +54,7 @@ from orchestrator.agent.ranks.hook.layout import (
 from orchestrator.core import codec, observations
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir, attempt_name
+from orchestrator.core.status_types import ReportedNumber
 
 RATE_STEPS_MAX = 32
 RATE_WINDOW_NS = 10_000_000_000
@@ -265,6 +267,13 @@ class StepCounter:
             (words[row] % OPTIMIZERS_MAX, step, words[row + 1], words[row + 2])
             for step, row in pairs[-SUMS_REPORTED_MAX:]
         )
+
+    def nonfinite_norms(self) -> tuple[int, tuple[tuple[int, ReportedNumber], ...]]:
+        """Return how many norms of gradients in a row, up to the last, are not finite; and where there are some, step and norm
+        of the first of them, and of the last finite one."""
+        count, step, norm, finite_step, finite = struct.unpack_from("<2QdQd", self._map, 8 * NORMS_WORD)
+        pairs = ((step, norm), (finite_step, finite)) if count else ()
+        return count, tuple((at, ReportedNumber(one)) for at, one in pairs if at)
 
     def history(self) -> tuple[observations.CollectiveCounts, ...]:
         """Return the counts at the last steps, 64 at most, at which a count grew by a different number than at the

@@ -130,6 +130,8 @@ class BootstrapSession:
         """Enter a stage; its limit begins now. `limit_s`: another than the stage's own."""
         self._stage = stage
         self._limit_s = LIMITS_S[stage] if limit_s is None else limit_s
+        if limit_s is not None:  # a check may take as long as its user says, in steps
+            self._end_s = max(self._end_s, self.clocks.monotonic() + limit_s)
         self._extend_deadline()
 
     def _extend_deadline(self) -> None:

@@ -152,7 +152,7 @@ def _count_host_gpus(connection: Connection, host: str) -> int:
     status = next((line.split()[1] for line in lines if re.fullmatch(r"orch-gpus \w+", line)), "")
     if status == "none" or any(line.startswith("No devices") for line in lines):
         return 0
-    if status == "0":
+    if status in map(str, gpus.GOOD_CODES):
         return len(gpus.parse_gpu_list("\n".join(lines)))
     last = " ".join(line for line in lines[-3:] if not line.startswith("orch-gpus"))[-OUTPUT_CHARS_MAX:]
     raise LaunchError("shell", f"nvidia-smi fails: {last or 'no reason given'}", "fix the driver", Retryable.PERMANENT)

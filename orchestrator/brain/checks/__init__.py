@@ -1,3 +1,3 @@
 """Judgement of a check: facts of all nodes in, findings out."""
 
-__all__ = ("consistency", "finding", "network", "node")
+__all__ = ("burn_in", "consistency", "finding", "network", "node")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 NAMES_MAX = 4
 
@@ -23,7 +23,7 @@ class Severity(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One finding; without nodes it is about all of them. Until it is `finalize`, `found` does not begin with their names.
-    `exit_code`: what it makes of a command."""
+    `exit_code`: what it makes of a command; `figures`: speeds of a burn-in by part, in TFLOP/s or GB/s."""
 
     severity: Severity
     nodes: tuple[str, ...]
@@ -31,6 +31,7 @@ class Finding:
     found: str
     fix: str
     exit_code: int = 0
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -46,7 +47,7 @@ class Finding:
         """Return it as `orch check --json` prints it."""
         return {
             "what": self.what, "ok": self.ok, "found": self.found, "fix": self.fix,
-            "severity": self.severity.value, "nodes": list(self.nodes),
+            "severity": self.severity.value, "nodes": list(self.nodes), "figures": dict(self.figures),
         }  # fmt: skip
 
 
@@ -65,9 +66,9 @@ def note(what: str, nodes: Sequence[str], found: str) -> Finding:
     return Finding(Severity.NOTE, tuple(nodes), what, found, "")
 
 
-def passed(what: str, found: str, nodes: Sequence[str] = ()) -> Finding:
+def passed(what: str, found: str, nodes: Sequence[str] = (), figures: Mapping[str, float] | None = None) -> Finding:
     """Return a finding that all is well."""
-    return Finding(Severity.OK, tuple(nodes), what, found, "")
+    return Finding(Severity.OK, tuple(nodes), what, found, "", figures=figures or {})
 
 
 def join_names(nodes: Sequence[str]) -> str:

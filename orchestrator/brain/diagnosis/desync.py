@@ -107,7 +107,7 @@ def forget_counts(facts: Facts) -> None:
     facts.uncountable_groups.clear()
     facts.group_members.clear()
     facts.sums_at_steps.clear()
-    facts.complete_sums = None
+    facts.complete_sums.clear()
 
 
 def find_difference(facts: Facts, deadlines: Deadlines) -> Difference | None:

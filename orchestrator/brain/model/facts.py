@@ -236,9 +236,9 @@ class Facts:
     counts_at_steps: dict[CountKey, dict[int, Tally]] = field(default_factory=dict, compare=False)
     counts_differ_since: dict[CountKey, float] = field(default_factory=dict, compare=False)
     uncountable_groups: set[str] = field(default_factory=set, compare=False)
-    # Not journaled, see `replicas`: by optimizer and its step the sum of each rank; the last step that all have reported.
+    # Not journaled, see `replicas`: by optimizer and its step the sum of each rank; what all have reported since the last look.
     sums_at_steps: dict[int, dict[int, Tally]] = field(default_factory=dict, compare=False)
-    complete_sums: tuple[int, int] | None = field(default=None, compare=False)
+    complete_sums: list[tuple[int, int]] = field(default_factory=list, compare=False)
 
     # Derived, see `ranks_on` and `living`: the ranks by node, those that live, and the dictionary from which they were taken.
     ranks_by_node: dict[str, list[RankFacts]] = field(default_factory=dict, compare=False, repr=False)

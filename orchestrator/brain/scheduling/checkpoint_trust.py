@@ -228,7 +228,7 @@ def _distrust_unsound(facts: Facts, attempt: AttemptFacts) -> None:
     verdict = attempt.verdict
     if attempt.sound_step is not None:
         sound, near = attempt.sound_step, 0
-        why = f"the loss was not finite in attempt {attempt.number}, at some step after {sound:,}"
+        why = f"the loss or a gradient was not finite in attempt {attempt.number}, at some step after {sound:,}"
     elif verdict is not None and verdict.kind is d.VerdictKind.DESYNC and attempt.own_steps_at_failure is not None:
         # Not the verdict's step: the base may be known better since.
         sound, near = attempt.base_step + attempt.own_steps_at_failure - 1, NEAR_STEPS

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.brain.checks import consistency, network, node
@@ -16,7 +17,7 @@ from orchestrator.brain.checks.finding import Finding, Severity, error, join_nam
 from orchestrator.brain.checks.network import Pair
 from orchestrator.client.checks.host_sessions import HostSessions, split_answers
 from orchestrator.core.errors import Cancelled
-from orchestrator.core.host_facts import HostFacts, Link, SourceFile
+from orchestrator.core.host_facts import AllReduced, HostFacts, Link, SourceFile
 from orchestrator.core.observations import Address
 from orchestrator.core.text import format_count
 from orchestrator.core.wire import bootstrap as w
@@ -35,6 +36,10 @@ REMEASURED_MAX = 8
 REDUCE_S_MAX = 90.0
 BISECT_S_MAX = 300.0
 """No new all-reduce starts after that."""
+
+AskReduces: TypeAlias = Callable[
+    [Mapping[str, w.AllReduce], type[AllReduced], float], Mapping[str, AllReduced | LaunchError]
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,8 @@ class ClusterReport:
     facts: dict[str, HostFacts] = field(default_factory=dict)
     # Nodes that stopped answering, each with the reason
     lost: dict[str, str] = field(default_factory=dict)
+    # The steps of an all-reduce over all nodes that worked
+    reduces: dict[str, w.AllReduce] = field(default_factory=dict)
 
     def unusable(self) -> set[str]:
         """Return the nodes that a finding on one node, or on each of several, makes unusable; one on a link, or on an
@@ -73,7 +80,7 @@ class ClusterReport:
             name
             for finding in self.findings
             if finding.severity is Severity.ERROR
-            and (len(finding.nodes) == 1 or finding.what not in ("network", "reduce"))
+            and (len(finding.nodes) == 1 or finding.what not in ("network", "reduce", "burn-in"))
             for name in finding.nodes
         }
 
@@ -95,7 +102,7 @@ class ClusterReport:
             self.lost[name] = str(failure)
 
 
-_HOST_CHECKS = ("network", "reduce", "gpus")
+_HOST_CHECKS = ("network", "reduce", "gpus", "burn-in")
 
 
 def check(sessions: HostSessions, hosts: Sequence[str], questions: CheckRequest) -> ClusterReport:
@@ -247,12 +254,14 @@ def _check_reduce(sessions: HostSessions, reduce_steps: Mapping[str, w.AllReduce
     def succeeds(nodes: tuple[str, ...]) -> bool:
         if time.monotonic() > end_s:
             raise Cancelled
-        failed = _try_reduce(sessions, reduce_steps, nodes)
+        answers = ask_reduces(sessions.ask, group_steps(reduce_steps, nodes))
+        failed = {name: answer.fault for name, answer in answers.items() if answer.fault}
         faults.update(failed)
         return not failed
 
     began_s = time.monotonic()
     if succeeds(nodes):
+        report.reduces.update(reduce_steps)
         took_s = time.monotonic() - began_s
         text = f"all-reduce over {format_count(len(nodes), 'node')} with {library} works ({took_s:.1f} s including the import of torch)"
         report.passed.append(("reduce", text))
@@ -274,17 +283,21 @@ def _check_reduce(sessions: HostSessions, reduce_steps: Mapping[str, w.AllReduce
     )
 
 
-def _try_reduce(
-    sessions: HostSessions, reduce_steps: Mapping[str, w.AllReduce], nodes: Sequence[str]
-) -> dict[str, str]:
-    """Run an all-reduce over some nodes; return why it failed, by node."""
+def group_steps(reduce_steps: Mapping[str, w.AllReduce], nodes: Sequence[str]) -> dict[str, w.AllReduce]:
+    """Return the steps of an all-reduce over some nodes."""
     first = reduce_steps[nodes[0]]
-    steps = {
+    return {
         name: replace(reduce_steps[name], rank=rank, world=len(nodes), address=first.address, port=first.port)
         for rank, name in enumerate(nodes)
     }
-    answers = sessions.ask(steps, w.AllReduced, REDUCE_S_MAX)
-    faults = {
-        name: answer.reason if isinstance(answer, LaunchError) else answer.fault for name, answer in answers.items()
+
+
+def ask_reduces(
+    ask: AskReduces, steps: Mapping[str, w.AllReduce], limit_s: float = REDUCE_S_MAX
+) -> dict[str, AllReduced]:
+    """Run these steps at the same time; a node that does not answer is a fault."""
+    answers = ask(steps, AllReduced, limit_s)
+    return {
+        name: AllReduced(answer.reason) if isinstance(answer, LaunchError) else answer
+        for name, answer in answers.items()
     }
-    return {name: fault for name, fault in faults.items() if fault}

@@ -35,8 +35,8 @@ ReachHosts: TypeAlias = Callable[
 sessions have ended."""
 
 
-def reach_by_ssh(ssh: PlannedSsh) -> ReachHosts:
-    """Return the function that opens sessions over SSH."""
+def reach_by_ssh(ssh: PlannedSsh, limit_s: float = SESSIONS_S_MAX) -> ReachHosts:
+    """Return the function that opens sessions over SSH, for at most `limit_s`."""
 
     def reach(
         names: Sequence[str],
@@ -47,7 +47,7 @@ def reach_by_ssh(ssh: PlannedSsh) -> ReachHosts:
             connection.forward(lambda channel: channel.close())
             visit(connection, name)
 
-        fanout.run_on_each(names, ssh, work, limit_s=SESSIONS_S_MAX, at_once=len(names), on_failure=failed)
+        fanout.run_on_each(names, ssh, work, limit_s=limit_s, at_once=len(names), on_failure=failed)
 
     return reach
 
@@ -61,7 +61,9 @@ class HostSessions:
         launchers: Mapping[str, launch.Launcher],
         root: str,
         programs: tuple[str, ...],
+        limit_s: float = SESSIONS_S_MAX,
     ) -> None:
+        self._limit_s = limit_s
         self._launchers = launchers
         self._root = root
         self._programs = programs
@@ -104,7 +106,7 @@ class HostSessions:
     def _open_session(self, line: HostConnection, name: str) -> None:
         with launch.open_host_session(line, self._launchers[name], self._root, self._programs) as visit:
             self._visits[name].set_result(visit)
-            self._over.wait(SESSIONS_S_MAX)
+            self._over.wait(self._limit_s)
 
     def _fail(self, name: str, error: LaunchError) -> None:
         if not self._visits[name].done():

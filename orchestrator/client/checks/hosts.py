@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from orchestrator.agent.bootstrap.job_folder import SPARE_BYTES, format_megabytes
 from orchestrator.agent.host import resources
@@ -16,7 +16,7 @@ from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import launch
 from orchestrator.brain.checks import node
 from orchestrator.brain.checks.finding import Finding, describe, error, passed, warning
-from orchestrator.client.checks import checkpoint_space, cluster, host_sessions, sources, srun
+from orchestrator.client.checks import burn_in, checkpoint_space, cluster, host_sessions, sources, srun
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.host import host_health
 from orchestrator.core.host_facts import ProgramFacts
@@ -33,7 +33,13 @@ FREE_BYTES_MIN = 1 << 30
 
 
 def check_hosts(
-    file: SpecFile, plan: Plan, root: str, code_bytes: int, environ: Mapping[str, str]
+    file: SpecFile,
+    plan: Plan,
+    root: str,
+    code_bytes: int,
+    environ: Mapping[str, str],
+    burn_s: float = 0.0,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Finding]:
     """Survey every host, all at once, then check those that can be used together. Unusable hosts fail the check only
     when too few are left."""
@@ -43,14 +49,20 @@ def check_hosts(
     scripts = {host_script.name: host_script.text for host_script in render.host_scripts(plan, root, sys.executable)}
     launchers = {name: launch.Launcher(scripts[f"{name}.sh"], bundled) for name in names}
     wanted_bytes = 2 * code_bytes + len(bundled) + SPARE_BYTES  # the code as an archive, and unpacked
-    reach = host_sessions.reach_by_ssh(plan.ssh) if plan.ssh is not None else srun.reach_by_srun(environ)
-    with host_sessions.HostSessions(reach, launchers, root, plan.pythons) as hosts:
+    limit_s = host_sessions.SESSIONS_S_MAX + 2 * burn_s
+    reach = (
+        host_sessions.reach_by_ssh(plan.ssh, limit_s) if plan.ssh is not None else srun.reach_by_srun(environ, limit_s)
+    )
+    with host_sessions.HostSessions(reach, launchers, root, plan.pythons, limit_s) as hosts:
         surveys = hosts.surveys()
         surveyed, lost = host_sessions.split_answers(surveys)
         interface = file.spec.rendezvous.interface
         faults = {name: list(_host_faults(name, surveys[name], plan, wanted_bytes, interface)) for name in names}
         candidates = [name for name in names if not faults[name]]
-        report = cluster.check(hosts, candidates, _make_request(file, plan, root, surveyed, environ))
+        request = _make_request(file, plan, root, surveyed, environ)
+        report = cluster.check(hosts, candidates, request)
+        if burn_s:
+            report.findings += burn_in.check(hosts.ask, request, report, burn_s, home.job_home(environ), say)
     for name in report.facts:
         report.findings += node.check_clock(name, surveyed[name].clock_s, surveyed[name].clock_error_s)
     _record_results(surveyed, lost, report, environ)

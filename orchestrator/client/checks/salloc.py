@@ -37,7 +37,11 @@ _HOLD_COMMAND = 'echo "$SLURM_JOB_ID" "$SLURM_JOB_NODELIST"; exec cat'
 
 @contextlib.contextmanager
 def allocation(
-    file: SpecFile, options: tuple[str, ...], environ: Mapping[str, str], say: Callable[[str], None]
+    file: SpecFile,
+    options: tuple[str, ...],
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+    burn_s: float = 0.0,
 ) -> Iterator[dict[str, str]]:
     """Wait for nodes as the job would get them; give the environment in which srun uses them, as a batch script has it.
 
@@ -45,8 +49,8 @@ def allocation(
     """
     own_options = [option for option in options if not option.startswith(_BATCH_ONLY)]
     own_options.append(f"--job-name=check-{file.spec.name}")
-    if (file.spec.time_limit or 0.0) > LIMIT_S:
-        own_options.append(f"--time={LIMIT_S / sbatch_options.MINUTE_S:.0f}")
+    if burn_s or (file.spec.time_limit or 0.0) > LIMIT_S:
+        own_options.append(f"--time={(LIMIT_S + 2 * burn_s) / sbatch_options.MINUTE_S:.0f}")
     env = sbatch_environment(environ)
     try:
         salloc = SlurmCommand(("salloc", *own_options, "/bin/sh", "-c", _HOLD_COMMAND), env, own_session=False)

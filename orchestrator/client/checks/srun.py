@@ -40,7 +40,7 @@ def allocation_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
         return ()
 
 
-def reach_by_srun(environ: Mapping[str, str]) -> ReachHosts:
+def reach_by_srun(environ: Mapping[str, str], limit_s: float = SESSIONS_S_MAX) -> ReachHosts:
     """Return the function that opens sessions to the nodes of this allocation."""
 
     def reach(
@@ -54,7 +54,7 @@ def reach_by_srun(environ: Mapping[str, str]) -> ReachHosts:
             except LaunchError as err:
                 failed(name, err)
 
-        fanout.fan_out(names, run_session, SESSIONS_S_MAX, len(names))
+        fanout.fan_out(names, run_session, limit_s, len(names))
 
     return reach
 

@@ -14,6 +14,9 @@ LIST_S_MAX = 15.0
 
 LINE_CHARS_MAX = 300
 
+GOOD_CODES = (0, 14)
+"""Exit codes of nvidia-smi with an answer. 14: it warns of a damaged infoROM, with which a GPU computes as ever."""
+
 _PLACES = ("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
 _WHOLE = re.compile(r"GPU (\d+): (.*) \(UUID: (\S+)\)")
 _PART = re.compile(r"\s+MIG (.*?)\s+Device\s+\d+: \(UUID: (\S+)\)")
@@ -65,7 +68,7 @@ def list_gpus() -> tuple[Gpu, ...]:
     if tool is None:
         raise HostError("there is no nvidia-smi on this host")
     done = run_nvidia_smi(tool, "-L", limit_s=LIST_S_MAX)
-    if done.returncode != 0:
+    if done.returncode not in GOOD_CODES:
         raise HostError(f"`{tool} -L` ended with code {done.returncode}: {output_line(done)}")
     return parse_gpu_list(done.stdout)
 

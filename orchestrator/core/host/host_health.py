@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import urllib.parse
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.core import codec
@@ -29,6 +29,11 @@ class HostHealth:
     fault: str
     job: str = ""
     gpus: int | None = None
+    # The last burn-in: when, what it has proved wrong, its devices, and the speed of the slowest by part
+    burned_at: float | None = None
+    burn_fault: str = ""
+    devices: tuple[str, ...] = ()
+    speeds: dict[str, float] = field(default_factory=dict)
 
     def describe_failure(self, wall_s: float) -> str:
         """Return when and where it failed, and why."""
@@ -38,7 +43,15 @@ class HostHealth:
 
 
 def write(home: Path, note: HostHealth) -> None:
-    """Replace the health of a host. Raises OSError."""
+    """Replace the health of a host. Its last burn-in stays known, and a passed check without one does not clear its fault.
+    Raises OSError."""
+    known = read_all(home).get(note.host)
+    if known is not None and note.burned_at is None:
+        note = replace(
+            note, burned_at=known.burned_at, burn_fault=known.burn_fault, devices=known.devices, speeds=known.speeds
+        )
+    if note.burn_fault and note.burned_at and not note.fault:
+        note = replace(note, at=note.burned_at, fault=note.burn_fault)
     path = home / "nodes" / f"{urllib.parse.quote(note.host, safe='')}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, codec.dumps(note) + "\n")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from orchestrator.core.host_facts import HardwareFacts, HostFacts, Link, SourceFile
+from orchestrator.core.host_facts import AllReduced, HardwareFacts, HostFacts, Link, SourceFile
 from orchestrator.core.observations import Address
 from orchestrator.core.wire.agent_config import AgentConfig
 
@@ -118,7 +118,9 @@ class MeasurePeer:
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Take part in an all-reduce with other nodes. Rank 0 listens at `address` and `port`."""
+    """Take part in an all-reduce with other nodes, and measure its speed for `burn_s`. Rank 0 listens at `address` and `port`.
+    With a world of 0: the round `rank` of a burn-in of this node alone instead, for so long, with a file in `folder` or the
+    nearest folder above it."""
 
     rank: int
     world: int
@@ -127,6 +129,8 @@ class AllReduce:
     program: str
     env: dict[str, str]
     on_gpu: bool
+    burn_s: float = 0.0
+    folder: str = ""
 
 
 CheckStep: TypeAlias = GatherFacts | OpenPorts | MeasurePeer | AllReduce
@@ -274,13 +278,6 @@ class PortsOpened:
 
     ports: tuple[int, ...]
     addresses: tuple[Address, ...]
-    fault: str
-
-
-@dataclass(frozen=True, slots=True)
-class AllReduced:
-    """The end of an all-reduce; an empty fault for a success."""
-
     fault: str
 
 

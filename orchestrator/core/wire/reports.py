@@ -20,7 +20,7 @@ from orchestrator.core.observations import (
     ReachableAddress,
     ReportedRank,
 )
-from orchestrator.core.status_types import Training, Usage
+from orchestrator.core.status_types import ReportedNumber, Training, Usage
 
 PROTOCOL = 10
 """Both ends run the same bundle, so a peer with another number is a stranger."""
@@ -123,8 +123,10 @@ class RankHeartbeat:
     has_group: bool = False
     # Steps a second
     rate_per_s: float | None = None
-    # How many of its losses in a row, up to the last, are not finite
+    # How many of its losses, or of the norms of its gradients, in a row, up to the last, are not finite; of such norms the
+    # step and the norm of the first, and of the last finite one before, if there is one
     nonfinite_losses: int = 0
+    gradient_norms: tuple[tuple[int, ReportedNumber], ...] = ()
     # Sums of its parameters since the last heartbeat: the optimizer, its step, the script's step, the sum
     parameter_sums: tuple[tuple[int, ...], ...] = ()
     # What it uses and what its script reports; None: as before

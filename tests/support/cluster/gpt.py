@@ -8,6 +8,7 @@ given a gate, a step before its end at which all ranks wait until the test lets 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from .desk import Desk, Job
@@ -57,12 +58,14 @@ tiny_gpt.main()
 FILES = {"train.py": TRAIN, "tiny_gpt.py": GPT}
 
 
-def train(desk: Desk, steps: int, *, gate: bool = False, pace_s: float = 0.0, **spec: Any) -> Job:
+def train(
+    desk: Desk, steps: int, files: Mapping[str, str] = FILES, *, gate: bool = False, pace_s: float = 0.0, **spec: Any
+) -> Job:
     """Submit the training with two ranks on each host, unless `spec` says otherwise; a step takes `pace_s` more."""
-    env = {"PACE_S": str(pace_s), **({"GATE": str(steps - GATE_BEFORE_END)} if gate else {})}
+    env = {"PACE_S": str(pace_s), **({"GATE": str(steps - GATE_BEFORE_END)} if gate else {}), **spec.pop("env", {})}
     entry = f"train.py --steps {steps} --checkpoint-every {EVERY} --width 32 --layers 1"
     checkpoint = {"path": "step-*.pt", "keep": 3, **spec.pop("checkpoint", {})}
-    return desk.submit(FILES, entrypoint=entry, checkpoint=checkpoint, env=env, **spec)
+    return desk.submit(files, entrypoint=entry, checkpoint=checkpoint, env=env, **spec)
 
 
 def open_gate(job: Job) -> None:

@@ -27,6 +27,9 @@ FATAL = Failure("", "", "Thread ...", frame("train.py:43 load"))
 UNLOADABLE = Failure("RuntimeError", "size mismatch for head.weight", "Traceback ...", frame("train.py:12"))
 SYNTAX = Failure("SyntaxError", "invalid syntax", "  File train.py, line 3", frame("train.py:3"))
 
+SUMS_TOLD_MAX = 3
+"""So many sums of parameters a heartbeat brings."""
+
 
 @dataclass(slots=True, eq=False)
 class Rank:
@@ -96,14 +99,16 @@ class Rank:
         return min(step - first + 1, self.count) if is_odd else 0
 
     def new_sums(self) -> tuple[tuple[int, ...], ...]:
-        """Return the sum of its parameters at the last step that has one, if it has not told it."""
+        """Return the sums of its parameters at the last steps that have one, if it has not told them."""
         night, every = self.gang.world.night, self.gang.world.night.limits.compare_steps
-        step = self.count // every * every if every else 0
-        if step <= self.summed:
+        if not every:
             return ()
-        self.summed, (odd, first) = step, night.drift
-        has_drifted = self.number == odd and self.gang.base + step >= first
-        return ((0, step, step, 1000 * step + (self.number if night.holds_shards else has_drifted)),)
+        steps = range(self.count // every * every, self.summed, -every)[:SUMS_TOLD_MAX][::-1]
+        self.summed, (odd, first) = max((self.summed, *steps)), night.drift
+        drifted = {step: self.number == odd and self.gang.base + step >= first for step in steps}
+        return tuple(
+            (0, step, step, 1000 * step + (self.number if night.holds_shards else drifted[step])) for step in steps
+        )
 
     @property
     def is_stuck(self) -> bool:

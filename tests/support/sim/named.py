@@ -99,6 +99,8 @@ NAMED = {
     "a-loss-that-is-infinite-twice-fails": _night(odd_loss=(19, 99), limits=limits_of(on_nan="rollback")),
     "a-loss-that-stays-infinite-fails": _night(odd_loss=(19, 99), limits=limits_of(on_nan="fail")),
     "a-rank-that-drifts": _night(drift=(2, 19), limits=limits_of(compare_steps=3)),
+    "a-rank-that-drifts-within-a-heartbeat": _night(drift=(2, 21), step_s=0.7, limits=limits_of(compare_steps=1)),
+    "replicas-on-hosts-of-their-own": _night(ranks=1, step_s=0.3, limits=limits_of(compare_steps=1)),
     "a-rank-that-differs-early": _night(drift=(2, 5), limits=limits_of(compare_steps=3)),
     "a-node-without-room-in-memory": _night(Fault(Harm.CRASH, rank=2, step=14), full_node=1),
     "ranks-that-hold-shards": _night(holds_shards=True, limits=limits_of(compare_steps=3)),

@@ -101,10 +101,14 @@ def test_ranks_alone_that_end_early_are_named() -> None:
 # The loss.
 
 
-def told(story: Story, step: int, training: Training) -> list[d.Notice]:
-    """Let rank 0 tell its step and its training; return the notices."""
+def told(
+    story: Story, step: int, training: Training | None, count: int = 0, *norms: tuple[int, ReportedNumber]
+) -> list[d.Notice]:
+    """Let rank 0 tell its step, its training and its norms; return the notices."""
     story.now_s += 1.0
-    beat = RankHeartbeat(0, step, "S", 0, 0.0, optimizer_steps=step, training=training)
+    beat = RankHeartbeat(
+        0, step, "S", 0, 0.0, optimizer_steps=step, training=training, nonfinite_losses=count, gradient_norms=norms
+    )
     return [
         one for one in story.hear(e.FromNode(0.0, "n0", reports.Heartbeat(1, (beat,)))) if isinstance(one, d.Notice)
     ]
@@ -118,6 +122,22 @@ def test_non_finite_loss_is_noticed_once_and_withdrawn() -> None:
     assert not told(story, 80, Training(ReportedNumber(math.nan)))
     (notice,) = told(story, 90, Training(ReportedNumber(0.25)))
     assert (notice.withdrawn, notice.why) == (True, "loss is 0.25 again")
+
+
+@pytest.mark.parametrize(
+    ("training", "again"),
+    [(None, "gradient norm is finite again"), (Training(ReportedNumber(0.25)), "loss is 0.25 again")],
+)
+def test_non_finite_norm_is_noticed_as_loss_is(training: Training | None, again: str) -> None:
+    story = running()
+    odd, finite = (812, ReportedNumber(math.inf)), (811, ReportedNumber(1.3))
+    assert not told(story, 812, training, 1, odd, finite)
+    (notice,) = told(story, 813, training, 2, odd, finite)
+    assert notice.topic is NoticeTopic.LOSS
+    assert notice.why == "gradient norm is inf at step 812 (last finite 1.3 at step 811)"
+    assert not told(story, 814, training, 3, odd, finite)
+    (notice,) = told(story, 815, training)
+    assert (notice.withdrawn, notice.why) == (True, again)
 
 
 # The end.

@@ -129,3 +129,51 @@ def test_only_last_steps_are_remembered() -> None:
     for step in range(1, 100):
         assert not notices(story, step, step, step)
     assert len(story.brain.facts.sums_at_steps[0]) == replicas.STEPS_MAX
+
+
+def beat(story: Story, rank: int, *sums: tuple[int, int], optimizers: tuple[int, ...] = (0,)) -> list[d.Notice]:
+    """Let a rank tell sums of several steps in one heartbeat; return the notices."""
+    story.now_s += 1.0
+    told = tuple((optimizer, step, step, total) for step, total in sums for optimizer in optimizers)
+    one = RankHeartbeat(rank, sums[-1][0], "S", 0, 0.0, parameter_sums=told)
+    found = story.hear(e.FromNode(0.0, f"n{rank}", reports.Heartbeat(1, (one,))))
+    return [one for one in found if isinstance(one, d.Notice)]
+
+
+def test_each_step_of_a_heartbeat_is_compared() -> None:
+    """Heartbeats bring several steps where these are quick; the rank that drifts does so before the last of them."""
+    story = running(2)
+    for rank in (0, 1):
+        assert not beat(story, rank, (2, 1), (4, 2), (6, 3))
+    assert not beat(story, 0, (8, 4), (10, 5), (12, 6))
+    (notice,) = beat(story, 1, (8, 14), (10, 15), (12, 16))
+    assert "differ at step 8; all of ranks 0-1 held the same at step 6" in notice.why
+
+
+def test_each_optimizer_of_a_heartbeat_is_compared() -> None:
+    story = running(2)
+    for step in (1, 2, 3):
+        assert not [*beat(story, 0, (step, step), optimizers=(0, 1)), *beat(story, 1, (step, step), optimizers=(0, 1))]
+    assert not beat(story, 0, (4, 4), optimizers=(0, 1))
+    story.now_s += 1.0
+    drifted = RankHeartbeat(1, 4, "S", 0, 0.0, parameter_sums=((0, 4, 4, 5), (1, 4, 4, 4)))
+    found = story.hear(e.FromNode(0.0, "n1", reports.Heartbeat(1, (drifted,))))
+    assert [one.topic for one in found if isinstance(one, d.Notice)] == [d.NoticeTopic.REPLICAS]
+
+
+def test_ranks_of_which_some_have_told_nothing_are_not_said_to_differ() -> None:
+    """The first heartbeats of two hosts come one after the other, each with the sums of several steps."""
+    story = running(4)
+    for rank in range(4):
+        assert not beat(story, rank, (2, 10 + rank % 2), (4, 20 + rank % 2), (6, 30 + rank % 2))
+    assert not beat(story, 0, (8, 40))
+
+
+def test_host_whose_heartbeats_are_late_is_compared() -> None:
+    story = running(2)
+    for rank in (0, 1):
+        assert not beat(story, rank, (2, 1), (4, 2), (6, 3))
+    for first in (8, 14):
+        assert not beat(story, 0, (first, first), (first + 2, first + 2), (first + 4, first + 4))
+    (notice,) = beat(story, 1, (8, 7), (10, 8), (12, 9))
+    assert "differ at step 8" in notice.why

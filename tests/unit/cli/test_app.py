@@ -124,7 +124,7 @@ TABLE: list[tuple[str, int, str]] = [
     (f"report -o {'a' * 300}", 3, "cannot be written: File name too long"),
     ("report --serve --port 65536", 2, "is not in the range"),
     ("check good.yaml", 0, "ok    plan"), ("metrics --listen ²", 2, "'²' is not an address"),
-    ("check bad.yaml", 2, "nodes"),
+    ("check bad.yaml", 2, "nodes"), ("check good.yaml --burn-in 5s", 2, "--burn-in: is not between 10s and 24h"),
     ("check good.yaml --backend ssh", 2, "ssh.hosts"),
     ("check good.yaml --backend slurm", 3, "fault queue"),
     ("render good.yaml", 0, "exec \"$python\""),

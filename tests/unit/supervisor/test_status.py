@@ -166,7 +166,7 @@ def test_running_job_shows_steps_speed_pids_and_ages() -> None:
     assert status["started_at"] == "2026-11-18T11:06:40.100Z"
 
 
-FOR_THE_BRAIN = {"nonfinite_losses", "parameter_sums",
+FOR_THE_BRAIN = {"nonfinite_losses", "gradient_norms", "parameter_sums",
     "log_bytes", "cpu_s", "io_bytes", "median_step_s", "own_work_s", "exiting", "groups", "collective_counts",
     "optimizer_steps", "alone", "seen", "median_pass_s", "has_group",
 }  # fmt: skip

@@ -19,6 +19,7 @@ from .layout import RANK_DIR_ENV, SOCKET_ENV, SOCKET_FILE, STACK_SIGNAL_ENV, SUB
 from .own_code import import_from_copy
 from .stacks import StackDumper
 from .steps import Steps
+from .tensors import watch_norms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -122,6 +123,7 @@ class Hook:
         Steps.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
         register(self._steps.after_step)
         self._when_imported("torch.autograd", "_make_grads", self._steps.watch_backward)
+        self._when_imported("torch.compiler", "is_compiling", lambda one: watch_norms(self._steps, one))
         self._when_imported("torch.cuda.graphs", "CUDAGraph", self._steps.graphs.watch)
 
     def _start_worker_server(self, server: "Callable[[str], object]") -> None:

@@ -39,9 +39,10 @@ PENDING_HANDLER = "orch_pending"  # of torch's worker server: the exception that
 # step, all of them count their backward passes in PASSES_WORD, with the time of each in the ring. FORMED_WORD: 1 once
 # `init_process_group` has formed torch's default group. Behind the rows are the last sums of parameters, of which
 # SUMS_MADE_WORD have been made, in rows of their own: the optimizer and its step as in OPTIMIZER_COLUMN, the script's step,
-# the sum.
+# the sum. Behind these are the norms of gradients: how many in a row, up to the last, are not finite; the script's step and
+# the norm (a double) of the first of them, and of the last finite one.
 STEP_FILE_MAGIC = 0x4843524F  # b"ORCH" read as u32; the version is the upper half of the same word
-STEP_FILE_VERSION = 6
+STEP_FILE_VERSION = 7
 MAGIC_WORD, PID_WORD, STEP_WORD, TIME_WORD = range(4)
 EXITING_WORD, EXITING_PID_WORD, GROUPS_WORD, THREAD_WORD = range(4, 8)
 NO_GROUP_WORD, NO_STEP_WORD, PASSES_WORD, FORMED_WORD, SUMS_MADE_WORD = range(8, 13)
@@ -54,5 +55,6 @@ ROW_WORDS = GROUPS_MAX + 2
 COUNTS_WORD = RING_WORD + RING_STEPS
 SUMS_WORD = COUNTS_WORD + RING_STEPS * ROW_WORDS
 SUMS_MAX, SUM_COLUMNS = 64, 3
-STEP_FILE_BYTES = 8 * (SUMS_WORD + SUMS_MAX * SUM_COLUMNS)
+NORMS_WORD, NORM_COLUMNS = SUMS_WORD + SUMS_MAX * SUM_COLUMNS, 5
+STEP_FILE_BYTES = 8 * (NORMS_WORD + NORM_COLUMNS)
 FRAMEWORKS = ("torch", "lightning", "accelerate")

@@ -35,7 +35,7 @@ from .layout import (
     TIME_WORD,
     TYPE_CHECKING,
 )
-from .replicas import ParameterSums
+from .tensors import GradientNorms, ParameterSums
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +71,10 @@ class OptimizerSteps:
             return 0
         self._steps[self._number] = steps = self._steps[self._number] + 1
         return steps * OPTIMIZERS_MAX + self._number
+
+    def living(self) -> int:
+        """Return a bit for each optimizer that still is there, by its number."""
+        return sum(1 << number for number, (other, _) in enumerate(self._optimizers) if other() is not None)
 
     def _number_of(self, optimizer: "Any") -> "tuple[int, ref[Any]]":
         import weakref
@@ -167,7 +171,7 @@ class Steps:
         self.groups = Groups(folder, notes, is_child=is_child)
         self.graphs = Graphs(lambda optimizer: self.after_step(optimizer, (), {}))
         self._optimizer_steps, self._script_steps = OptimizerSteps(), ScriptSteps()
-        self._sums = ParameterSums(notes)
+        self._sums, self.norms = ParameterSums(notes), GradientNorms()
         self._pid = os.getpid()
         self._count = itertools.count
         self._next_step = itertools.count(1).__next__  # atomic under the GIL
@@ -226,6 +230,8 @@ class Steps:
             self.groups.count(words, step, own_step)
             if self._sums.every:
                 self._sums.count(words, own_step, self._script_steps.made, optimizer)
+            numbers = words, own_step, self._script_steps.made, optimizer, self._optimizer_steps.living
+            self._notes.guard("gradient norms", lambda: self.norms.count(*numbers))
             words[THREAD_WORD] = self._thread_id()
             words[TIME_WORD] = now_ns
             words[STEP_WORD] = step
@@ -240,7 +246,7 @@ class Steps:
         self._retry_at_ns = 0
         self._next_step = self._count(1).__next__
         self.groups.begin(is_child=True)
-        self._sums = ParameterSums(self._notes)
+        self._sums, self.norms = ParameterSums(self._notes), GradientNorms()
         self._optimizer_steps, self._script_steps = OptimizerSteps(), ScriptSteps()
 
     def _number(self, words: memoryview, step: int, optimizer: object) -> "int | None":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -43,3 +44,40 @@ def test_older_driver_is_queried_for_fewer_fields(tmp_path: Path, monkeypatch: p
 def test_broken_driver_is_a_fault_with_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     health = read(tmp_path, monkeypatch, "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     assert "version mismatch" in health.fault and not health.gpus
+
+
+DIAG = {
+    "DCGM Diagnostic": {"test_categories": [
+        {"category": "Deployment", "tests": [
+            {"name": "Denylist", "results": [{"gpu_id": "0", "status": "Pass"}]},
+            {"name": "Page Retirement", "results": [{"gpu_id": "0", "status": "Pass"}, {"gpu_id": "1", "status": "Fail"}]},
+        ]},
+        {"category": "Hardware", "tests": [{"name": "Memory", "test_summary": {"status": "FAIL"}}]},
+    ]},
+    "version": "4.1.0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("output", "named"),
+    [
+        (json.dumps(DIAG), ["Page Retirement", "Memory"]),
+        (json.dumps({"DCGM Diagnostic": {"test_categories": []}}), []),
+        (json.dumps({"DCGM Diagnostic": {"test_categories": [{"tests": [{"status": "Fail"}]}]}}), []),
+        ("Error: unable to connect to the host engine", []),
+        ("[]", []),
+        ("", []),
+    ],
+)
+def test_failed_test_of_dcgm_is_named_and_unknown_output_is_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, named: list[str]
+) -> None:
+    (tmp_path / "dcgmi").write_text(f"#!/bin/sh\n[ \"$*\" = 'diag -r 1 -j' ] && echo '{output}'\nexit 1\n")
+    (tmp_path / "dcgmi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert gpu_health.failed_diagnoses() == tuple(f"dcgmi diag: its test {name} fails" for name in named)
+
+
+def test_without_dcgm_nothing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_health.failed_diagnoses() == ()

@@ -146,11 +146,16 @@ def test_torch_spec_and_loader_are_unchanged(rank: Rank) -> None:
     rank.script("", "torch/cuda/__init__.py")
     rank.script("class CUDAGraph: capture_begin = capture_end = replay = print", "torch/cuda/graphs.py")
     rank.script("_make_grads = print", "torch/autograd.py")
+    rank.script("is_compiling = bool", "torch/compiler.py")
+    rank.script("", "torch/nn/__init__.py")
+    rank.script("from . import clip_grad\nfrom .clip_grad import clip_grad_norm_", "torch/nn/utils/__init__.py")
+    rank.script("clip_grad_norm_ = print", "torch/nn/utils/clip_grad.py")
     rank.script("", "torch/distributed/__init__.py")
     rank.script("_update_default_pg = print", "torch/distributed/distributed_c10d.py")
     show = (
         "import importlib.util, importlib, sys\nprint(importlib.util.find_spec('torch').loader.exec_module)\n"
-        "import torch.optim.optimizer, torch.cuda.graphs, torch.autograd, torch.distributed.distributed_c10d\nimport colorsys, wave, csv, netrc, plistlib\nprint(type(torch.__spec__.loader), importlib.reload(torch))\n"
+        "import torch.optim.optimizer, torch.cuda.graphs, torch.autograd, torch.distributed.distributed_c10d, torch.nn.utils\n"
+        "import torch.compiler\nimport colorsys, wave, csv, netrc, plistlib, pyclbr\nprint(type(torch.__spec__.loader), importlib.reload(torch))\n"
         "print([getattr(finder, '__name__', type(finder)) for finder in sys.meta_path])"
     )
     first, *rest = rank.run([sys.executable, rank.script(show)]).stdout.splitlines()

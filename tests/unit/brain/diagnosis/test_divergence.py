@@ -121,6 +121,37 @@ def test_first_attempt_without_a_finite_loss_fails() -> None:
     assert "no loss of it was finite" in verdict.evidence[0]
 
 
+def report_norms(story: Story, step: int, *norms: tuple[int, float]) -> None:
+    """Let rank 0, which never tells a loss, report that its norms are not finite."""
+    story.now_s += 5.0
+    known = tuple((at, ReportedNumber(norm)) for at, norm in norms)
+    rank = RankHeartbeat(0, step, "S", 0, 0.0, optimizer_steps=step, nonfinite_losses=2, gradient_norms=known)
+    story.hear(e.FromNode(0.0, "n0", Heartbeat(1, (rank,))))
+
+
+def test_norms_roll_back_before_last_finite_one() -> None:
+    """The gradients of step 31 are those of the weights that step 30 has left."""
+    story = Story(1, on_nan="rollback")
+    story.run()
+    story.hear(story.saved(20), story.saved(30), story.saved(31))
+    report_norms(story, 33, (32, math.nan), (31, 1.25))
+    verdict = only(story.said, d.Judge).verdict
+    assert (verdict.kind, verdict.ranks, verdict.retry) == (d.VerdictKind.DIVERGED, (0,), True)
+    assert verdict.summary == "rank 0 on n0: gradient norm is nan at step 32 (last finite 1.25 at step 31)"
+    begin = only(story.stop_all(), d.BeginAttempt)
+    assert begin.resume == at(30)
+    assert [one.step for one in begin.passed_over] == [31]
+
+
+def test_first_attempt_without_a_finite_norm_fails() -> None:
+    story = Story(1, on_nan="rollback")
+    story.run()
+    report_norms(story, 3, (1, math.nan))
+    verdict = only(story.said, d.Judge).verdict
+    assert not verdict.retry
+    assert verdict.evidence == ("no norm of it was finite, from the first step on",)
+
+
 def test_repeated_report_of_one_loss_proves_no_later_step_sound() -> None:
     """A script that prints seldom: reports repeat its last loss every few seconds."""
     story = Story(1, on_nan="rollback")

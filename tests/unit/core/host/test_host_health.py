@@ -33,6 +33,19 @@ def test_passed_check_clears_failures_until_the_next(tmp_path: Path) -> None:
     assert list(host_health.recent_failures(tmp_path, NOW)) == [LOST.host]
 
 
+def test_failed_burn_in_is_cleared_by_a_passed_burn_in_only(tmp_path: Path) -> None:
+    burned = HostHealth("n", NOW - 600, "", burned_at=NOW - 600, burn_fault="burn-in: wrong", speeds={"disk": 1.0})
+    host_health.write(tmp_path, burned)
+    host_health.write(tmp_path, HostHealth("n", NOW, "", gpus=8))
+    (kept,) = host_health.recent_failures(tmp_path, NOW).values()
+    assert kept.describe_failure(NOW) == "10 min ago, in a check: burn-in: wrong"
+    assert (kept.gpus, kept.speeds) == (8, {"disk": 1.0})
+    host_health.write(tmp_path, HostHealth("n", NOW, "network: cut"))
+    assert host_health.recent_failures(tmp_path, NOW)["n"].fault == "network: cut"
+    host_health.write(tmp_path, HostHealth("n", NOW, "", burned_at=NOW))
+    assert host_health.recent_failures(tmp_path, NOW) == {}
+
+
 def test_damaged_memory_file_is_skipped(tmp_path: Path) -> None:
     """Damage is skipped."""
     host_health.write(tmp_path, LOST)
