@@ -52,7 +52,10 @@ def test_gpu_that_turns_sick_at_a_step_is_named_in_verdict(
     assert "is not used again" not in begun.why, "there is no other host"
 
 
-SLOW = NVIDIA_SMI.replace("#!/bin/sh\n", "#!/bin/sh\nif [ -e {sick} ]; then sleep 0.7; fi\n")
+SLOW = """#!/bin/sh
+if [ -e {sick} ]; then sleep 0.7; exec {later} "$@"; fi
+exec {well} "$@"
+"""
 """A real one takes as long, and longer where a GPU is sick."""
 
 CRASHES_TWICE = (
@@ -84,8 +87,10 @@ def test_slow_nvidia_smi_is_not_killed_with_the_attempt(
 ) -> None:
     """It is asked when the rank crashes, and answers when the next attempt has long begun."""
     sick, tool = tmp_path / "sick", tmp_path / "tools/nvidia-smi"
+    well = smi.install(tmp_path / "well", smi.Host())
+    later = smi.install(tmp_path / "later", smi.sick({"gpu_recovery_action": "Reset"}))
     tool.parent.mkdir()
-    tool.write_text(SLOW.format(sick=sick))
+    tool.write_text(SLOW.format(sick=sick, well=well, later=later))
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
     job = desk.submit(
