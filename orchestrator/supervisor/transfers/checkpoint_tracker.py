@@ -137,9 +137,10 @@ class CheckpointTracker:
         """Enter what the ranks of a node had read before their first steps, which may show the checkpoint they resumed from."""
         began = self._resume_sources.add_report(node, report, gang, self.checkpoints.values(), self._newest())
         if began is not None and report.attempt == gang.attempt:
-            self._events.append(e.CheckpointRead(at, gang.attempt, began.save, began.other))
+            number, other = began
+            self._events.append(e.CheckpointRead(at, gang.attempt, number, other))
             note = functools.partial(self._resume_sources.stated_steps.__setitem__, gang.attempt)
-            self._thread.submit(lambda: self._folders.stated_step(began.other), lambda _, step: note(step))
+            self._thread.submit(lambda: self._folders.stated_step(other), lambda _, step: note(step))
 
     def enter_hashes(self, at: float, node: str, report: reports.CheckpointHashed) -> None:
         """Enter the sha256 of a checkpoint's files, where they are still those."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
+from typing import TypeAlias
 
 from orchestrator.core.checkpoints import steps
 from orchestrator.core.checkpoints.checkpoint import START_PREFIX, Checkpoint, CheckpointState, Format
@@ -19,12 +20,8 @@ UNHOOKED_FORMATS = (Format.UNKNOWN, Format.SAFETENSORS)
 """Formats that a library may read with its own file functions, so that no hook sees it."""
 
 
-@dataclass(frozen=True, slots=True)
-class DetectedSource:
-    """The checkpoint that an attempt resumed from; 0 for none, but its ranks may have read the file `other`."""
-
-    save: int
-    other: str = ""
+DetectedSource: TypeAlias = tuple[int, str]
+"""The checkpoint that an attempt resumed from; 0 for none, but its ranks may have read the file that is named beside it."""
 
 
 @dataclass(slots=True)
@@ -55,16 +52,16 @@ class ResumeSourceTracker:
         sources = [owners[name] for one in received for name in reversed(one.names) if name in owners]
         are_all_received = len(received) == len(gang.nodes)
         if sources:
-            return DetectedSource(sources[0].number) if are_all_received or node == gang.nodes[0] else None
+            return (sources[0].number, "") if are_all_received or node == gang.nodes[0] else None
         unowned = [name for one in received for name in one.names if PurePosixPath(name).suffix in MODEL_FILE_ENDINGS]
         if are_all_received and newest is None and unowned:
-            return DetectedSource(0, unowned[-1])
+            return (0, unowned[-1])
         if not are_all_received or newest is None or not all(one.is_known for one in received):
             return None
         folders = {PurePosixPath(name).parent for name in owners}
         is_seen = newest.format not in UNHOOKED_FORMATS
         is_unsure = any(PurePosixPath(name).parent in folders for name in unowned)
-        return DetectedSource(0) if is_seen and not is_unsure else None
+        return (0, "") if is_seen and not is_unsure else None
 
     def assign_step(
         self, checkpoint: Checkpoint, others: list[Checkpoint], base_step: int

@@ -13,7 +13,7 @@ from orchestrator.core.checkpoints.checkpoint import (
 )
 from orchestrator.core.wire.reports import CheckpointsRead
 from orchestrator.supervisor.transfers.completion import CheckpointGang
-from orchestrator.supervisor.transfers.observed_resume import DetectedSource, ResumeSourceTracker
+from orchestrator.supervisor.transfers.observed_resume import ResumeSourceTracker
 from tests.support.saved_files import saved
 
 GANG = CheckpointGang(2, 0, 4, ("n0", "n1"))
@@ -78,18 +78,18 @@ def test_torn_but_read_checkpoint_is_a_start() -> None:
 def test_rank_0_node_is_trusted_first() -> None:
     beginnings = ResumeSourceTracker()
     assert beginnings.add_report("n1", _read("./out/s.pt"), GANG, SAVES, SAVES[0]) is None
-    assert beginnings.add_report("n0", _read("step_1.pt"), GANG, SAVES, SAVES[0]) == DetectedSource(1)
+    assert beginnings.add_report("n0", _read("step_1.pt"), GANG, SAVES, SAVES[0]) == (1, "")
 
 
 def test_other_node_is_trusted_after_rank_0() -> None:
     """Another node is trusted once rank 0's has read nothing."""
     beginnings = ResumeSourceTracker()
     assert beginnings.add_report("n0", _read(), GANG, SAVES, SAVES[0]) is None
-    assert beginnings.add_report("n1", _read("./out/s.pt"), GANG, SAVES, SAVES[0]) == DetectedSource(2)
+    assert beginnings.add_report("n1", _read("./out/s.pt"), GANG, SAVES, SAVES[0]) == (2, "")
 
 
 def test_nothing_was_read_only_if_all_nodes_agree() -> None:
-    for is_known, wanted in ((True, DetectedSource(0)), (False, None)):
+    for is_known, wanted in ((True, (0, "")), (False, None)):
         beginnings = ResumeSourceTracker()
         assert beginnings.add_report("n1", _read(is_known=is_known), GANG, SAVES, SAVES[0]) is None
         assert beginnings.add_report("n0", _read(), GANG, SAVES, SAVES[0]) == wanted
@@ -103,9 +103,7 @@ def test_file_unseen_by_hook_may_have_been_read() -> None:
 def test_job_without_checkpoint_may_have_read_foreign_file() -> None:
     for is_known in (True, False):  # a script that has made no step is not known to have read nothing else
         read = _read("conf.yaml", "/elsewhere/last.ckpt", is_known=is_known)
-        assert ResumeSourceTracker().add_report("n0", read, ALONE, [], None) == DetectedSource(
-            0, "/elsewhere/last.ckpt"
-        )
+        assert ResumeSourceTracker().add_report("n0", read, ALONE, [], None) == (0, "/elsewhere/last.ckpt")
     assert ResumeSourceTracker().add_report("n0", _read("conf.yaml"), ALONE, [], None) is None
 
 
