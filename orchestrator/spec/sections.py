@@ -144,6 +144,12 @@ class CheckpointSection(Section):
         None,
         "Arguments appended when a complete checkpoint exists, such as --auto-resume. `{path}` is its path.",
     )
+    async_: rules.AsyncSaves = described(
+        "off",
+        "dcp: `torch.distributed.checkpoint.save` copies the state and returns; a thread of each rank writes it while the training "
+        "continues. For scripts that neither move nor publish a folder right after they have saved it.",
+        alias="async",
+    )
     on_preempt: OnPreempt = described({}, "Backend slurm: how ranks are warned of preemption and of the time limit.")
 
     @pydantic.field_validator("keep")

@@ -24,7 +24,7 @@ HOOK_FILES = (
             "layout",
             "own_code",
             "replicas",
-            "stacks",
+            "saves",
             "steps",
             "worker_server",
         )
