@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 CHECKPOINT = "torch.distributed.checkpoint"
 SAVER = f"{CHECKPOINT}.state_dict_saver"
-# What `async_save` makes, in the main thread of each rank; the last one before torch 2.7
-EXECUTORS = ("_ThreadBasedAsyncCheckpointExecutor", "_ProcessBasedAsyncCheckpointExecutor", "ThreadPoolExecutor")
+# Of which `async_save` makes one, in the main thread of each rank
+EXECUTORS = ("_ThreadBasedAsyncCheckpointExecutor", "_ProcessBasedAsyncCheckpointExecutor")
 FUNCTIONS = ((SAVER, "save"), (CHECKPOINT, "save"), (f"{CHECKPOINT}.state_dict_loader", "load"), (CHECKPOINT, "load"))
 
 
@@ -99,11 +99,8 @@ class Saves:
         """Copy the state to this host's memory, from a GPU to pinned memory that is kept for the next one, and start the thread."""
         if self._stager is None:
             staging, pins = sys.modules[f"{CHECKPOINT}.staging"], sys.modules["torch"].cuda.is_initialized()
-            if hasattr(staging, "DefaultStager"):
-                # Pinned; shared with no process; no thread of its own; copies that do not wait for each other
-                self._stager = staging.DefaultStager(staging.StagingOptions(pins, False, False, pins))
-            else:
-                self._stager = staging.BlockingAsyncStager()
+            # Pinned; shared with no process; no thread of its own; copies that do not wait for each other
+            self._stager = staging.DefaultStager(staging.StagingOptions(pins, False, False, pins))
         copy = {**options, "state_dict": self._stager.stage(options["state_dict"])}
         self._steps.saved, executor = self._steps.made(), ThreadPoolExecutor(1)
         future = executor.submit(save, **copy)
@@ -115,7 +112,10 @@ class Saves:
         default one. All ranks come to the same."""
         dist = sys.modules["torch.distributed"]
         if self._group is None and dist.is_initialized() and not self._is_off:
-            limit = self._notes.guard("limit of a group", lambda: find_limit(dist.group.WORLD))
+            limit = self._notes.guard(
+                "limit of a group",
+                lambda: dist.group.WORLD._get_backend(dist.group.WORLD._device_types[0]).options._timeout,
+            )
             self._group = self._notes.guard("group", lambda: dist.new_group(backend="gloo", timeout=limit))
             made = [None] * dist.get_world_size()
             dist.all_gather_object(made, self._group is not None)
@@ -149,8 +149,3 @@ class Saves:
 def wrap(act: "Callable[..., Any]", function: "Any") -> "Any":
     """Return what calls `act` with a function and its arguments, in place of the function."""
     return functools.wraps(function)(functools.partial(act, function))
-
-
-def find_limit(group: "Any") -> "Any":
-    """Return how long ranks may wait for each other in a process group. Raises where it does not tell."""
-    return group._get_backend(group._device_types[0]).options._timeout
