@@ -121,8 +121,8 @@ class Groups:
         self._columns, self._table_length = [], len(world.pg_map)
         for group in groups:
             column = kept[id(group)] if id(group) in kept else free.pop(0)
-            is_uncounted = group is self.uncounted
-            if is_uncounted or self._notes.guard("a group's count", group._get_sequence_number_for_group) is None:
+            count = group._get_sequence_number_for_group
+            if group is self.uncounted or self._notes.guard("a group's count", count) is None:
                 column = -1  # or this backend counts nothing
             self._columns.append((weakref.ref(group), column))
         for word in (word for column in free for word in range(COUNTS_WORD + column, SUMS_WORD, ROW_WORDS)):

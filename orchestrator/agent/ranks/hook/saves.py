@@ -58,9 +58,8 @@ class Saves:
         if function.__name__ == "load":
             return wrap(self._load, function)
         names = vars(sys.modules[SAVER]) if function.__name__ == "save" else {}
-        for name in EXECUTORS:
-            if isinstance(names.get(name), type):
-                names[name] = wrap(self._make_executor, names[name])
+        kinds = {name: names[name] for name in EXECUTORS if isinstance(names.get(name), type)}
+        names.update({name: wrap(self._make_executor, kind) for name, kind in kinds.items()})
         return wrap(self._save, function) if names else function
 
     def _load(self, load: "Callable[..., Any]", *args: "Any", **options: "Any") -> "Any":
@@ -72,12 +71,9 @@ class Saves:
         return self._load(kind, *args, **options)
 
     def _destroy(self, destroy: "Callable[..., None]", *args: "Any", **options: "Any") -> None:
-        try:
-            self._wait()
-        finally:
-            destroy(*args, **options)
-            if not sys.modules["torch.distributed"].is_initialized():
-                self._group = self._steps.groups.uncounted = None
+        self._load(destroy, *args, **options)
+        if not sys.modules["torch.distributed"].is_initialized():
+            self._group = self._steps.groups.uncounted = None
 
     def _is_main(self) -> bool:
         return self._pid == os.getpid() and threading.get_ident() == MAIN_THREAD
@@ -97,10 +93,10 @@ class Saves:
 
     def _start(self, save: "Callable[..., Any]", options: "dict[str, Any]") -> "Any":
         """Copy the state to this host's memory, from a GPU to pinned memory that is kept for the next one, and start the thread."""
-        if self._stager is None:
-            staging, pins = sys.modules[f"{CHECKPOINT}.staging"], sys.modules["torch"].cuda.is_initialized()
-            # Pinned; shared with no process; no thread of its own; copies that do not wait for each other
-            self._stager = staging.DefaultStager(staging.StagingOptions(pins, False, False, pins))
+        staging, pins = sys.modules[f"{CHECKPOINT}.staging"], sys.modules["torch"].cuda.is_initialized()
+        # Pinned; shared with no process; no thread of its own; copies that do not wait for each other
+        how = staging.StagingOptions(pins, False, False, pins)
+        self._stager = self._stager or staging.DefaultStager(how)
         copy = {**options, "state_dict": self._stager.stage(options["state_dict"])}
         self._steps.saved, executor = self._steps.made(), ThreadPoolExecutor(1)
         future = executor.submit(save, **copy)
