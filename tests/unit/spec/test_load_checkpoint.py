@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.spec.limits import limits_of
+from orchestrator.spec.load import field_names, json_schema
 from tests.unit.spec.test_load import HEAD, faults, folder, loaded
 
 __all__ = ["folder"]
@@ -63,3 +65,19 @@ def test_resume_args_reach_script_not_piped_command(folder: Path) -> None:
     assert "would go to tee" in fault and "${ORCH_RESUME_FROM:+--resume $ORCH_RESUME_FROM}" in fault
     for command in ("cat log; python train.py", "python train.py >log 2>&1", "[tee, train.py]"):
         loaded(folder, f"{head}\ncommand: {command}\n{checkpoint}")
+
+
+@pytest.mark.parametrize(("value", "is_async"), [("dcp", True), ("off", False)])
+def test_async_saves_are_a_field_named_by_a_keyword(folder: Path, value: str, is_async: bool) -> None:
+    assert limits_of(loaded(folder, f"{HEAD}checkpoint: {{async: {value}}}\n").spec).saves_async is is_async
+
+
+def test_field_named_by_a_keyword_has_that_name_everywhere(folder: Path) -> None:
+    (fault,) = faults(folder, f"{HEAD}checkpoint: {{async: fsdp}}\n")
+    assert "checkpoint.async: " in fault and "dcp" in fault
+    (fault,) = faults(folder, f"{HEAD}checkpoint: {{async_: dcp}}\n")
+    assert "checkpoint.async_: " in fault and "did you mean checkpoint.async?" in fault
+    (fault,) = faults(folder, f"{HEAD}async: dcp\n")
+    assert "did you mean checkpoint.async?" in fault
+    assert "checkpoint.async" in field_names() and "checkpoint.async_" not in field_names()
+    assert json_schema()["$defs"]["CheckpointSection"]["properties"]["async"]["enum"] == ["off", "dcp"]
