@@ -24,10 +24,12 @@ for number in range(first + 1, {STEPS} + 1):
     step()
     if number % {EVERY} == 0:
         dcp.save(state(number), storage_writer=SlowDisk(folder / f"step-{{number}}"))
-    if (number, rank, attempt, sys.argv[1]) == ({DIES_AT}, 1, 1, "dies"):
+    if (number, rank, attempt) == ({DIES_AT}, 1, 1) and sys.argv[1] != "lives":
         while not list((folder / "step-60").glob("__1_*.distcp")):
             time.sleep(0.01)
         assert not (folder / "step-60" / ".metadata").exists()
+        if sys.argv[1] == "raises":
+            raise RuntimeError("no more data")
         os.kill(os.getpid(), signal.SIGKILL)
 print(f"ends with {{digest()}}", flush=True)
 """
@@ -61,3 +63,9 @@ def test_killed_rank_begins_from_last_whole_checkpoint_and_training_hardly_waits
     print("stalls with and without:", at_once, waited)
     assert {30, 60} <= at_once.keys()
     assert statistics.median(waited.values()) > WRITE_S > 2 * statistics.median(at_once.values())
+
+
+def test_rank_that_raises_first_waits_until_its_checkpoint_is_written(desk: Desk) -> None:
+    job = _run(desk, "raises", {"async": "dcp"})
+    assert "no more data" in job.verdict()["summary"]
+    assert "begins at 60 with" in job.log(0, 2), job.job.why()

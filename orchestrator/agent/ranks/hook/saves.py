@@ -44,7 +44,7 @@ class Saves:
     def watch_groups(self, destroy: "Callable[..., None]") -> None:
         """Wrap torch's `destroy_process_group`, which ends the group of the saves, too."""
         for place in ("torch.distributed", "torch.distributed.distributed_c10d"):
-            sys.modules[place].destroy_process_group = wrap(self._destroy, destroy)
+            sys.modules[place].destroy_process_group = wrap(self._destroy, destroy)  # type: ignore[attr-defined]
 
     def watch(self, check: "Callable[[Any], Any]") -> None:
         """Wrap `save` and `load`: `check` decorates both in torch, so that nobody has imported them yet; or else they are there, where
