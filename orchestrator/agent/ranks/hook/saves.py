@@ -7,11 +7,9 @@ The next save or load, `destroy_process_group` and the end of the script wait fo
 """
 
 import atexit
-import functools
 import os
 import sys
-import threading
-from concurrent.futures.thread import ThreadPoolExecutor
+from _thread import get_ident
 
 from .errors import MAIN_THREAD, HookNotes
 from .layout import TYPE_CHECKING
@@ -37,8 +35,6 @@ class Saves:
         self._group: Any = None
         self._stager: Any = None
         self._future: Any = None
-        # Before that of `concurrent.futures`, so that writers may still use executors
-        getattr(threading, "_register_atexit", atexit.register)(self._end_script)
         atexit.register(self._end_process)
 
     def watch_groups(self, destroy: "Callable[..., None]") -> None:
@@ -49,6 +45,10 @@ class Saves:
     def watch(self, check: "Callable[[Any], Any]") -> None:
         """Wrap `save` and `load`: `check` decorates both in torch, so that nobody has imported them yet; or else they are there, where
         this rank was forked from its node's template."""
+        import concurrent.futures.thread  # noqa: F401  # its end comes after ours: writers may use executors
+        import threading
+
+        getattr(threading, "_register_atexit", atexit.register)(self._end_script)
         sys.modules[f"{CHECKPOINT}.utils"]._api_bc_check = lambda function: self._wrap(check(function))  # type: ignore[attr-defined]
         for place, name in FUNCTIONS:
             if hasattr(sys.modules.get(place), name):
@@ -56,27 +56,27 @@ class Saves:
 
     def _wrap(self, function: "Any") -> "Any":
         if function.__name__ == "load":
-            return wrap(self._load, function)
+            return wrap(self._wait_and_call, function)
         names = vars(sys.modules[SAVER]) if function.__name__ == "save" else {}
         kinds = {name: names[name] for name in EXECUTORS if isinstance(names.get(name), type)}
         names.update({name: wrap(self._make_executor, kind) for name, kind in kinds.items()})
         return wrap(self._save, function) if names else function
 
-    def _load(self, load: "Callable[..., Any]", *args: "Any", **options: "Any") -> "Any":
+    def _wait_and_call(self, function: "Callable[..., Any]", *args: "Any", **options: "Any") -> "Any":
         self._wait()
-        return load(*args, **options)
+        return function(*args, **options)
 
     def _make_executor(self, kind: "Callable[..., Any]", *args: "Any", **options: "Any") -> "Any":
         self._is_off = self._is_off or self._is_main()
-        return self._load(kind, *args, **options)
+        return self._wait_and_call(kind, *args, **options)
 
     def _destroy(self, destroy: "Callable[..., None]", *args: "Any", **options: "Any") -> None:
-        self._load(destroy, *args, **options)
+        self._wait_and_call(destroy, *args, **options)
         if not sys.modules["torch.distributed"].is_initialized():
             self._group = self._steps.groups.uncounted = None
 
     def _is_main(self) -> bool:
-        return self._pid == os.getpid() and threading.get_ident() == MAIN_THREAD
+        return self._pid == os.getpid() and get_ident() == MAIN_THREAD
 
     def _save(self, save: "Callable[..., Any]", *args: "Any", **options: "Any") -> "Any":
         """Save in a thread; or here where the state cannot be copied or the process ends, of which other ranks notice nothing."""
@@ -93,6 +93,8 @@ class Saves:
 
     def _start(self, save: "Callable[..., Any]", options: "dict[str, Any]") -> "Any":
         """Copy the state to this host's memory, from a GPU to pinned memory that is kept for the next one, and start the thread."""
+        from concurrent.futures.thread import ThreadPoolExecutor
+
         staging, pins = sys.modules[f"{CHECKPOINT}.staging"], sys.modules["torch"].cuda.is_initialized()
         # Pinned; shared with no process; no thread of its own; copies that do not wait for each other
         how = staging.StagingOptions(pins, False, False, pins)
@@ -144,4 +146,6 @@ class Saves:
 
 def wrap(act: "Callable[..., Any]", function: "Any") -> "Any":
     """Return what calls `act` with a function and its arguments, in place of the function."""
+    import functools
+
     return functools.wraps(function)(functools.partial(act, function))
