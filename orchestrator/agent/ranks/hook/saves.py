@@ -96,8 +96,9 @@ class Saves:
         from concurrent.futures.thread import ThreadPoolExecutor
 
         staging, pins = sys.modules[f"{CHECKPOINT}.staging"], sys.modules["torch"].cuda.is_initialized()
-        # Pinned; shared with no process; no thread of its own; copies that do not wait for each other
-        how = staging.StagingOptions(pins, False, False, pins)
+        # Pinned; shared with no process; no thread of its own; copies that are waited for one by one: torch waits for others on the
+        # current GPU alone, which need not be that of the state.
+        how = staging.StagingOptions(pins, False, False, False)
         self._stager = self._stager or staging.DefaultStager(how)
         copy = {**options, "state_dict": self._stager.stage(options["state_dict"])}
         self._steps.saved, executor = self._steps.made(), ThreadPoolExecutor(1)
