@@ -147,7 +147,7 @@ class CheckpointSection(Section):
     async_: rules.AsyncSaves = described(
         "off",
         "dcp: `torch.distributed.checkpoint.save` copies the state and returns; a thread of each rank writes it while the training "
-        "continues. For scripts that neither move nor publish a folder right after they have saved it.",
+        "continues. For scripts that neither rename nor publish a folder right after they have saved it.",
         alias="async",
     )
     on_preempt: OnPreempt = described({}, "Backend slurm: how ranks are warned of preemption and of the time limit.")
