@@ -95,6 +95,8 @@ class Limits:
     on_nan: str = "notify"
     # After how many steps the parameters of ranks are compared. 0: never.
     compare_steps: int = 0
+    # Saves of torch.distributed.checkpoint write in the background.
+    saves_async: bool = False
     # From the start of all ranks until they have met, and until the first optimizer step.
     rendezvous_timeout_s: float | None = None
     first_step_timeout_s: float | None = None

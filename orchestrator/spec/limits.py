@@ -53,5 +53,6 @@ def limits_of(spec: JobSpec) -> Limits:
         on_desync=monitor.on_desync,
         on_nan=monitor.on_nan,
         compare_steps=monitor.compare_replicas or 0,
+        saves_async=spec.checkpoint.async_ == "dcp",
         launches=spec.launch is not None,
     )

@@ -173,7 +173,7 @@ def _suggest_field(path: Sequence[str | int]) -> str:
 def _dotted_names(part: type[Section], prefix: str = "") -> Iterator[str]:
     """Yield the dotted names of all fields."""
     for key, info in part.model_fields.items():
-        yield f"{prefix}{key}"
+        yield f"{prefix}{info.alias or key}"
         for kind in (info.annotation, *get_args(info.annotation)):
             if isinstance(kind, type) and issubclass(kind, Section):
                 yield from _dotted_names(kind, f"{prefix}{key}.")
@@ -185,7 +185,7 @@ def field_names() -> list[str]:
     for name, info in JobSpec.model_fields.items():
         kind = info.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
-            names += [f"{name}.{key}" for key in kind.model_fields]
+            names += [f"{name}.{inner.alias or key}" for key, inner in kind.model_fields.items()]
         else:
             names.append(name)
     return names

@@ -153,6 +153,12 @@ class CheckpointSection(Section):
         "another node and to disk. Default: ranks write to disk.",
     )
     memory_dir: Line = described("/dev/shm", "With memory: the folder in memory (tmpfs) on each node.")
+    async_: rules.AsyncSaves = described(
+        "off",
+        "dcp: `torch.distributed.checkpoint.save` copies the state and returns; a thread of each rank writes it while the training "
+        "continues. For scripts that neither rename nor publish a folder right after they have saved it.",
+        alias="async",
+    )
     on_preempt: OnPreempt = described({}, "Backend slurm: how ranks are warned of preemption and of the time limit.")
 
     @pydantic.field_validator("keep")

@@ -2,7 +2,7 @@
 
 `request_stacks` inspects a rank's processes and returns at once; the agent's loop then calls `poll_stacks`, which sends the signals,
 for all its ranks until each is done or its own deadline has passed. A thread that has not run between two checks is in
-C code, and gets the stack signal itself; one that runs gets the next signal, which Python answers (see `hook.Stacks`),
+C code, and gets the stack signal itself; one that runs gets the next signal, which Python answers (see `hook.errors`),
 and the stack signal only if no answer has come in `NATIVE_S`: then it is in C code as well. A signal goes only to a
 process that has a handler for it, since its default action kills; and it does not go to a thread that it would wake
 from a call of C code, or that blocks it and may wait for signals itself. Each process answers with the stack of one

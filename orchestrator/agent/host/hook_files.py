@@ -23,7 +23,7 @@ HOOK_FILES = (
             "launch",
             "layout",
             "own_code",
-            "stacks",
+            "saves",
             "steps",
             "tensors",
             "worker_server",

@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.hook.layout import (
+    ASYNC_ENV,
     COMPARE_ENV,
     GIVEN_ENV,
     RANK_DIR_ENV,
@@ -26,7 +27,7 @@ from orchestrator.core.settings.rank_settings import EnvLayers, Setting, added_v
 from orchestrator.core.slurm import step_env
 
 STACK_SIGNAL = signal.SIGRTMIN + 6
-"""Requests a process's stack from `faulthandler`, the next signal from Python (see `hook.Stacks`). USR1 and USR2 belong to
+"""Requests a process's stack from `faulthandler`, the next signal from Python (see `hook.errors`). USR1 and USR2 belong to
 NCCL, Lightning and submitit, so they are real-time signals."""
 
 
@@ -144,6 +145,7 @@ class NodeEnvironment:
             **rank_variables,
             STACK_SIGNAL_ENV: str(int(STACK_SIGNAL)),
             **({COMPARE_ENV: str(self.at.plan.limits.compare_steps)} if self.at.plan.limits.compare_steps else {}),
+            **({ASYNC_ENV: "1"} if self.at.plan.limits.saves_async else {}),
             **({SUBMITTED_FROM_ENV: self.submitted_from} if self.submitted_from else {}),
         }
         path = (str(self.at.job.node(self.at.node) / "hook"), env.get("PYTHONPATH", ""))

@@ -189,14 +189,13 @@ def _detect_format(group: file_groups.FileGroup, readings: Mapping[str, formats.
 
 
 def _required_files(format_: Format, group: file_groups.FileGroup) -> set[RequiredFile]:
-    base = _base_names(group)
-    if format_ is Format.TRAINER and file_groups.TRAINER_STATE not in base:
-        return {RequiredFile(f"{group.main}/{file_groups.TRAINER_STATE}", 1, "")}
-    if format_ in (Format.DCP, Format.LIGHTNING):
-        folders = {str(PurePosixPath(name).parent) for name in group.names if name.endswith(".distcp")}
-        has = {str(PurePosixPath(name).parent) for name in group.names if name.endswith(file_groups.METADATA)}
-        return {RequiredFile(f"{folder}/{file_groups.METADATA}", 1, "") for folder in folders - has}
-    return set()
+    folders = {str(PurePosixPath(name).parent) for name in group.names if name.endswith(".distcp")}
+    has = {str(PurePosixPath(name).parent) for name in group.names if name.endswith(file_groups.METADATA)}
+    # Other files of the folder may be there before these, which a thread may still write
+    needs = {RequiredFile(f"{folder}/{file_groups.METADATA}", 1, "") for folder in folders - has}
+    if format_ is Format.TRAINER and file_groups.TRAINER_STATE not in _base_names(group):
+        needs.add(RequiredFile(f"{group.main}/{file_groups.TRAINER_STATE}", 1, ""))
+    return needs
 
 
 def _find_late_files(

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.spec.limits import limits_of
+from orchestrator.spec.load import field_names, json_schema
 from tests.unit.spec.test_load import HEAD, faults, folder, loaded
 
 __all__ = ["folder"]
@@ -91,3 +93,19 @@ def test_memory_is_a_size(folder: Path, written: str, read: int) -> None:
 def test_memory_that_cannot_be_used_is_a_fault(folder: Path, text: str, said: str) -> None:
     (fault,) = faults(folder, f"{HEAD}checkpoint: {{{text}}}\n")
     assert f"checkpoint.{said}" in fault
+
+
+@pytest.mark.parametrize(("value", "is_async"), [("dcp", True), ("off", False)])
+def test_async_saves_are_a_field_named_by_a_keyword(folder: Path, value: str, is_async: bool) -> None:
+    assert limits_of(loaded(folder, f"{HEAD}checkpoint: {{async: {value}}}\n").spec).saves_async is is_async
+
+
+def test_field_named_by_a_keyword_has_that_name_everywhere(folder: Path) -> None:
+    (fault,) = faults(folder, f"{HEAD}checkpoint: {{async: fsdp}}\n")
+    assert "checkpoint.async: " in fault and "dcp" in fault
+    (fault,) = faults(folder, f"{HEAD}checkpoint: {{async_: dcp}}\n")
+    assert "checkpoint.async_: " in fault and "did you mean checkpoint.async?" in fault
+    (fault,) = faults(folder, f"{HEAD}async: dcp\n")
+    assert "did you mean checkpoint.async?" in fault
+    assert "checkpoint.async" in field_names() and "checkpoint.async_" not in field_names()
+    assert json_schema()["$defs"]["CheckpointSection"]["properties"]["async"]["enum"] == ["off", "dcp"]

@@ -12,12 +12,19 @@ children of that, it only counts. For its rules see the package.
 import os
 import sys
 
-from .errors import Errors, HookNotes
+from .errors import Errors, HookNotes, StackDumper
 from .files import FileWatch
 from .launch import note_launcher
-from .layout import RANK_DIR_ENV, SOCKET_ENV, SOCKET_FILE, STACK_SIGNAL_ENV, SUBMITTED_FROM_ENV, TYPE_CHECKING
+from .layout import (
+    ASYNC_ENV,
+    RANK_DIR_ENV,
+    SOCKET_ENV,
+    SOCKET_FILE,
+    STACK_SIGNAL_ENV,
+    SUBMITTED_FROM_ENV,
+    TYPE_CHECKING,
+)
 from .own_code import import_from_copy
-from .stacks import StackDumper
 from .steps import Steps
 from .tensors import watch_norms
 
@@ -91,6 +98,12 @@ class Hook:
         self._steps = Steps(folder, self._notes, self._errors.wrap)
         self._watch_files()
         self._stacks = self._notes.guard("stacks", lambda: StackDumper(folder, int(environ[STACK_SIGNAL_ENV])))
+        if environ.get(ASYNC_ENV):
+            from .saves import Saves
+
+            saves = Saves(self._notes, self._steps)
+            self._when_imported("torch.distributed.checkpoint.utils", "_api_bc_check", saves.watch)
+            self._when_imported("torch.distributed.distributed_c10d", "destroy_process_group", saves.watch_groups)
         atexit.register(self._steps.at_exit)  # the first to register is the last to run
         self._errors.wrap()
         self._when_imported("torch.optim.optimizer", "register_optimizer_step_post_hook", self._count_steps)

@@ -45,6 +45,8 @@ class Groups:
     def __init__(self, folder: str, notes: HookNotes, *, is_child: bool = False) -> None:
         self._path = os.path.join(folder, GROUPS_FILE)
         self._notes = notes
+        # Of a group whose collectives run in a thread: by no step has each rank entered the same
+        self.uncounted: Any = None
         self.begin(is_child=is_child)
 
     def begin(self, *, is_child: bool) -> None:
@@ -119,8 +121,9 @@ class Groups:
         self._columns, self._table_length = [], len(world.pg_map)
         for group in groups:
             column = kept[id(group)] if id(group) in kept else free.pop(0)
-            if self._notes.guard("a group's count", group._get_sequence_number_for_group) is None:
-                column = -1  # this backend counts nothing
+            count = group._get_sequence_number_for_group
+            if group is self.uncounted or self._notes.guard("a group's count", count) is None:
+                column = -1  # or this backend counts nothing
             self._columns.append((weakref.ref(group), column))
         for word in (word for column in free for word in range(COUNTS_WORD + column, SUMS_WORD, ROW_WORDS)):
             words[word] = 0

@@ -8,7 +8,8 @@ SUBMITTED_FROM_ENV = "ORCH_SUBMITTED_FROM"
 GIVEN_ENV = (
     "ORCH_GIVEN"  # MASTER_ADDR MASTER_PORT RANK WORLD_SIZE, for the first Python of a rank: a shell may have set others
 )
-STACK_SIGNAL_ENV = "ORCH_STACK_SIGNAL"  # of two stack signals; the other is the next one, see `Stacks`
+STACK_SIGNAL_ENV = "ORCH_STACK_SIGNAL"  # of two stack signals; the other is the next one, see `StackDumper`
+ASYNC_ENV = "ORCH_ASYNC_SAVES"  # not empty: saves of torch.distributed.checkpoint are asynchronous
 COMPARE_ENV = "ORCH_COMPARE_REPLICAS"  # after how many steps parameters are summed
 SOCKET_ENV = "ORCH_SOCKET"  # not empty: start torch's worker server; the user may set it empty
 

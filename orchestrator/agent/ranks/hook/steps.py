@@ -5,8 +5,9 @@
 
 import os
 import sys
+from _thread import get_ident
 
-from .errors import HookNotes
+from .errors import MAIN_THREAD, HookNotes
 from .graphs import Graphs
 from .groups import Groups
 from .launch import note_gang
@@ -172,6 +173,7 @@ class Steps:
         self.graphs = Graphs(lambda optimizer: self.after_step(optimizer, (), {}))
         self._optimizer_steps, self._script_steps = OptimizerSteps(), ScriptSteps()
         self._sums, self.norms = ParameterSums(notes), GradientNorms()
+        self.saved: int | None = None  # when the state was copied that is being written
         self._pid = os.getpid()
         self._count = itertools.count
         self._next_step = itertools.count(1).__next__  # atomic under the GIL
@@ -237,8 +239,8 @@ class Steps:
             words[STEP_WORD] = step
 
     def made(self) -> int:
-        """Return how many steps of the script this process has counted."""
-        return self._script_steps.made
+        """Return how many steps of the script this process has counted; in a thread that writes, when it was given the state."""
+        return self._script_steps.made if self.saved is None or get_ident() == MAIN_THREAD else self.saved
 
     def after_fork(self) -> None:
         """Begin to count in a forked child: it claims the file where its parent makes no steps."""

@@ -164,6 +164,18 @@ def test_files_named_by_metadata_must_exist_in_length(tmp_path: Path) -> None:
     assert sight(tmp_path).fault("step-5") == "step-5/.metadata is missing"
 
 
+@pytest.mark.parametrize(
+    "last", [{"trainer_state.json": trainer_state(8)}, {"random_states_0.pkl": torch_save({"a": 1})}]
+)
+def test_shards_of_framework_need_their_metadata(tmp_path: Path, last: dict[str, bytes]) -> None:
+    """What a framework writes last may be there before shards that a thread writes."""
+    files = distributed("checkpoint-8/pytorch_model_fsdp_0")
+    write_all(tmp_path, {**files, **{f"checkpoint-8/{name}": data for name, data in last.items()}})
+    assert sight(tmp_path).fault("checkpoint-8") == ""
+    (tmp_path / "checkpoint-8/pytorch_model_fsdp_0/.metadata").unlink()
+    assert sight(tmp_path).fault("checkpoint-8") == "checkpoint-8/pytorch_model_fsdp_0/.metadata is missing"
+
+
 def test_file_newer_than_metadata_is_of_other_checkpoint(tmp_path: Path) -> None:
     """A file that was written after the metadata belongs to another checkpoint."""
     files = distributed("latest")
