@@ -110,8 +110,8 @@ def _verified_lines(checkpoints: Sequence[Json]) -> Iterator[Line]:
 def _location(entry: Json, folder: str) -> str:
     """Return the path of a checkpoint, and its host where it is on a host only."""
     hosts = [place["host"] for place in entry["places"]]
-    if any(hosts[:1]) and not _is_in_memory(entry):
-        return f"{entry['main']} on {hosts[0]}"
+    if any(hosts[:1]):
+        return str(entry["main"]) if _is_in_memory(entry) else f"{entry['main']} on {hosts[0]}"
     is_theirs = not entry["exists"] and len({place["path"] for place in entry["places"]}) < len(hosts)
     return f"{_short_path(entry['path'], folder)}{f' on {hosts[-1]}' if is_theirs else ''}"
 

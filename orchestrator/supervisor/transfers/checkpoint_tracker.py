@@ -58,6 +58,7 @@ class CheckpointTracker:
         self._heartbeats: dict[str, completion.HeartbeatHistory] = {}
         self._gang = CheckpointGang(0, 0, 0, ())
         self._resume_override: ResumeOverride | None = None
+        self._is_ended = False
         self._events: list[e.Event] = []
         self.is_remote: Callable[[str], bool] = lambda node: True  # whether a node does not see this disk
         far, folder = copier if plan.ssh is not None else None, self._folders.checkpoint_folder
@@ -204,7 +205,8 @@ class CheckpointTracker:
         return self.memory.is_used and (self.memory.is_unsaved or self.copies.is_fetching)
 
     def end_job(self, at: float) -> None:
-        """Delete kept copies at the end of the job, if the newest checkpoint is in its place."""
+        """Delete kept copies at the end of the job, if the newest checkpoint is in its place; one in memory will be."""
+        self._is_ended = self.memory.is_used
         if (checkpoint := self._newest()) is not None:
             self._retention.delete_kept(checkpoint)
 
@@ -336,9 +338,9 @@ class CheckpointTracker:
             self._ledger.put(gone)
             self._emit_change(at, gone)
         newest = self._newest()
-        is_far = any(place.host for place in checkpoint.locations)
+        is_far = any(place.host and not place.is_memory for place in checkpoint.locations)
         if newest is not None and newest.number == checkpoint.number and not is_far:
-            self._retention.keep(checkpoint)
+            self._retention.delete_kept(checkpoint) if self._is_ended else self._retention.keep(checkpoint)
         self._pruner.prune(self.checkpoints.values(), self._newest())
 
     def _enter_relocated(self, at: float, checkpoint: Checkpoint) -> None:
