@@ -14,10 +14,18 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.host import gpus
 from orchestrator.core.wire import reports
 
-ACTION, FAILURE, PENDING, ERRORS, CLOCKS, OLD_CLOCKS = COLUMNS
-HEALTHY = {ACTION: "None", FAILURE: "No", PENDING: "No", ERRORS: "0", CLOCKS: "0x0000000000000000"}
+ACTION, FAILURE, PENDING, ERRORS, FABRIC, REGISTERED, CLOCKS, OLD_CLOCKS = COLUMNS
+HEALTHY = {
+    ACTION: "None",
+    FAILURE: "No",
+    PENDING: "No",
+    ERRORS: "0",
+    FABRIC: "N/A",
+    REGISTERED: "N/A",
+    CLOCKS: "0x0000000000000000",
+}
 Gpus = dict[str, dict[str, str]]
-NEW_DRIVER = (ACTION, FAILURE, PENDING, ERRORS, CLOCKS)
+NEW_DRIVER = (ACTION, FAILURE, PENDING, ERRORS, FABRIC, REGISTERED, CLOCKS)
 OLD_DRIVER = (ERRORS, OLD_CLOCKS)
 
 
@@ -27,12 +35,15 @@ class Driver:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *known: str, text: str | None = None) -> None:
         self.known = known or NEW_DRIVER
         self.text, self.calls, self.head = text, 0, ""
+        self.links: list[str] = []
         self.gpus: dict[str, dict[str, str]] = {"0": {}, "3": {}}
         self.uuids = {number: f"GPU-{number}" for number in self.gpus}
         monkeypatch.setattr(gpus, "run_nvidia_smi", self.run)
         monkeypatch.setattr(gpu_states, "SECOND_LOOK_S", 0.0)
 
     def run(self, tool: str, query: str, *options: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+        if query == "nvlink":
+            return subprocess.CompletedProcess([tool], 0, self.links.pop(0) if self.links else "", "")
         self.calls += 1
         assert options == ("--format=csv,noheader,nounits",) and limit_s <= 5.0
         columns = query.removeprefix("--query-gpu=").split(",")
