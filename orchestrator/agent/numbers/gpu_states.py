@@ -61,16 +61,15 @@ _SLOWDOWNS = {
 }
 """Bits of the reasons for lower clocks that are faults; being idle or at the power limit is not one."""
 
-_FABRIC_FAILURES = frozenset({"insufficient resources", "unknown error"})
-"""What hosts have said as the status of a GPU's registration with the NVLink fabric that was complete and failed."""
-
-_NO_FABRIC = frozenset({"not started", "in progress"})
-"""States of a GPU that does not take part in the NVLink fabric; from the beginning on, they are those of a host without one."""
+REGISTERED = "Completed"
+_FABRIC_FAILURES = ("Insufficient Resources", "Unknown Error")
+_NO_FABRIC = ("Not Started", "In Progress")
+"""State of a GPU that has registered with the NVLink fabric; what hosts have said as the status of such a registration that failed;
+and states of one that takes no part, which is no news of a host on which it never did."""
 
 _GPU_OF_LINKS = re.compile(r"^GPU \d+: .*\(UUID: (GPU-[^)\s]+)\)", re.M)
-_LINK = re.compile(r"^\s*Link (\d+): (?:(<inactive>)|\d[\d.]* GB/s)", re.M | re.I)
-_NO_LINKS = re.compile("all links are inactive", re.I)
-"""What `nvidia-smi nvlink -s` says of a GPU, of each of its links, and instead of all of them."""
+_LINK = re.compile(r"^\s*Link (\d+): (?:(<inactive>)|\d[\d.]* GB/s)", re.M)
+"""What `nvidia-smi nvlink -s` says of a GPU, and of each of its links."""
 
 
 class GpuStates:
@@ -80,10 +79,9 @@ class GpuStates:
         # GPUs of ranks, as CUDA_VISIBLE_DEVICES names them: their numbers or their UUIDs
         self.devices: set[str] = set()
         self._columns: tuple[str, ...] = COLUMNS
-        # By UUID: the number of each GPU that was ever listed, and its memory errors and state of its fabric then
+        # By UUID: the number of each GPU that was ever listed, and its cells then
         self._numbers: dict[str, str] = {}
-        self._first_errors: dict[str, int] = {}
-        self._first_fabric: dict[str, str] = {}
+        self._first_rows: dict[str, dict[str, str]] = {}
         # Also by UUID: the NVLinks that were active at the first look (None: not looked yet), and what is to be said of them now
         self._links: dict[str, set[str]] | None = None
         self._link_remarks: dict[str, list[str]] = {}
@@ -114,8 +112,7 @@ class GpuStates:
             return
         self._read_kernel_log()
         for uuid, cells in rows.items():
-            self._first_errors.setdefault(uuid, _error_count(cells))
-            self._first_fabric.setdefault(uuid, cells.get("fabric.state", ""))
+            self._first_rows.setdefault(uuid, cells)
         used = [uuid for uuid, number in self._numbers.items() if {uuid, number} & self.devices]
         gone = {uuid for uuid in used if uuid not in rows}
         if gone - self._gone:
@@ -140,10 +137,9 @@ class GpuStates:
             return
         words = _GPU_OF_LINKS.split(said)[1:]
         for uuid, text in zip(words[::2], words[1::2], strict=True):
-            links = _LINK.findall(text)
-            first = self._links.setdefault(uuid, {link for link, inactive in links if not inactive})
-            down = first & {link for link, inactive in links if inactive}
-            count = len(first if _NO_LINKS.search(text) else down)
+            links = dict(_LINK.findall(text))
+            first = self._links.setdefault(uuid, {link for link, inactive in links.items() if not inactive})
+            count = sum("all links are inActive" in text or bool(links.get(link)) for link in first)
             self._link_remarks[uuid] = [f"{count} of {len(first)} NVLinks have become inactive"] if count else []
 
     def _read_kernel_log(self) -> None:
@@ -213,17 +209,17 @@ class GpuStates:
         remarks = (
             ["a row of its memory is remapped at its next reset"] if _is_yes(cells, "remapped_rows.pending") else []
         )
-        if (more := _error_count(cells) - self._first_errors.get(uuid, 0)) > 0:
+        first = self._first_rows.get(uuid, {})
+        if (more := _error_count(cells) - _error_count(first)) > 0:
             remarks.append(f"{more} uncorrected memory errors since the job began")
         state, status = cells.get("fabric.state", ""), cells.get("fabric.status", "")
-        has_failed = state.lower() == "completed" and status.lower() in _FABRIC_FAILURES
-        has_left = self._first_fabric.get(uuid, "").lower() == "completed" and state.lower() in _NO_FABRIC
-        if has_failed or has_left:
-            remarks.append(f"NVLink fabric: {status if has_failed else state}")
-        remarks += self._link_remarks.get(uuid, [])
+        has_left = first.get("fabric.state") == REGISTERED and state in _NO_FABRIC
+        fabric = status if state == REGISTERED and status in _FABRIC_FAILURES else state if has_left else ""
+        remarks += [f"NVLink fabric: {fabric}"] if fabric else []
         clocks = cells.get(COLUMNS[-2]) or cells.get(COLUMNS[-1]) or ""
         reasons = int(clocks, 16) if _HEX.fullmatch(clocks) else 0
-        return (*remarks, *(f"lower clocks: {why}" for bit, why in _SLOWDOWNS.items() if reasons & bit))
+        remarks += (f"lower clocks: {why}" for bit, why in _SLOWDOWNS.items() if reasons & bit)
+        return (*remarks, *self._link_remarks.get(uuid, []))
 
 
 def _fault(cells: dict[str, str]) -> str:

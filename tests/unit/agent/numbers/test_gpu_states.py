@@ -166,6 +166,47 @@ def test_old_driver_is_asked_without_what_it_does_not_know(monkeypatch: pytest.M
     assert driver.calls == calls + 1, "each column that is not known costs one call, once"
 
 
+LINKS = "GPU {}: NVIDIA A100 (UUID: GPU-{})\n\t Link 0: 25 GB/s\n\t Link 1: {}\n"
+
+
+@pytest.mark.parametrize(
+    "first", ["", 'Invalid combination of input arguments. Please run "nvidia-smi -h" for help.\n', None]
+)
+def test_nvlinks_that_are_not_told_are_not_asked_for_again(monkeypatch: pytest.MonkeyPatch, first: str | None) -> None:
+    driver, asks = Driver(monkeypatch), []
+
+    def run(tool: str, query: str, *options: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+        if query == "nvlink":
+            asks.append(states.take_news(0.0))
+            if first is None:
+                raise HostError(f"`{tool}` has not answered for {limit_s:g} s")
+        return driver.run(tool, query, *options, limit_s=limit_s)
+
+    driver.links, driver.gpus["3"] = [first or "", *[LINKS.format(3, 3, "<inactive>")] * 3], {ACTION: "Reset"}
+    monkeypatch.setattr(gpus, "run_nvidia_smi", run)
+    states = GpuStates()
+    states.devices.add("3")
+    for _ in range(3):
+        states.ask("nvidia-smi")
+    (news,) = asks
+    assert news and news[0].fault == "wants a reset", "the fault was known before links were asked for"
+
+
+def test_nvlinks_of_gpus_of_other_jobs_are_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, up, down = Driver(monkeypatch), "25 GB/s", "<inactive>"
+    driver.links = [
+        LINKS.format(0, 0, up) + LINKS.format(3, 3, up),
+        *[LINKS.format(0, 0, down) + LINKS.format(3, 3, up)] * 2,
+    ]
+    states = asked("3")
+    states.ask("nvidia-smi")
+    states.ask("nvidia-smi")
+    assert told(states) is None and not driver.links
+    states.devices.add("0")
+    states.ask("nvidia-smi")
+    assert told(states) == [("0", "", ("1 of 2 NVLinks have become inactive",))]
+
+
 def test_driver_that_knows_no_column_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch, "temperature.gpu")
     states = asked()
