@@ -218,8 +218,11 @@ class GpuStates:
         remarks += [f"NVLink fabric: {fabric}"] if fabric else []
         clocks = cells.get(COLUMNS[-2]) or cells.get(COLUMNS[-1]) or ""
         reasons = int(clocks, 16) if _HEX.fullmatch(clocks) else 0
-        remarks += (f"lower clocks: {why}" for bit, why in _SLOWDOWNS.items() if reasons & bit)
-        return (*remarks, *self._link_remarks.get(uuid, []))
+        return (
+            *remarks,
+            *self._link_remarks.get(uuid, []),
+            *(f"lower clocks: {why}" for bit, why in _SLOWDOWNS.items() if reasons & bit),
+        )
 
 
 def _fault(cells: dict[str, str]) -> str:
