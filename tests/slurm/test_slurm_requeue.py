@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from orchestrator.core.jobdir import status_file
-from tests.support.cluster.desk import FAKE_TORCH, Desk, Job
+from orchestrator.core.slurm.sbatch_options import EXPEDITED
+from tests.support.cluster.desk import FAKE_TORCH, STEPPER, Desk, Job
 from tests.support.cluster.slurm import SlurmBox
 from tests.support.cluster.slurm_jobs import SAVES, TRAINS, allocations
 
@@ -21,6 +24,13 @@ def lose_batch_script(slurm: SlurmBox, job: Job) -> None:
     words = (f"slurmstepd: [{id}.batch]", f"job{int(id):05d}/slurm_script")
     host.kill([one.proc for one in host.processes() if any(word in one.command for word in words)])
     job.kill_supervisor()
+
+
+def require_expedited(slurm: SlurmBox) -> None:
+    """Skip, with one line that says what is missing, where Slurm knows no expedited requeue."""
+    version = slurm.login.run(["sbatch", "--version"]).stdout
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < (25, 11):
+        pytest.skip(f"{EXPEDITED} needs Slurm 25.11 or newer, and this is {version.strip()}")
 
 
 def test_preempted_job_saves_and_resumes_in_new_allocation(slurm: SlurmBox, desk: Desk) -> None:
@@ -76,10 +86,16 @@ def test_early_time_limit_warning_is_ignored(slurm: SlurmBox, desk: Desk) -> Non
     assert job.wait()["state"] == "CANCELLED"
 
 
-@pytest.mark.parametrize("is_supervised", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_gang_behind_network_cut_ends_before_next_attempt(slurm: SlurmBox, desk: Desk, is_supervised: bool) -> None:
-    """A gang that trains on behind a network cut ends before the next attempt starts."""
-    job = desk.submit(TRAINS)
+@pytest.mark.parametrize(
+    ("is_supervised", "extra"), [(False, []), pytest.param(True, [], marks=pytest.mark.soak), (False, [EXPEDITED])]
+)
+def test_gang_behind_network_cut_ends_before_next_attempt(
+    slurm: SlurmBox, desk: Desk, is_supervised: bool, extra: list[str]
+) -> None:
+    """A gang that trains on behind a network cut ends before the next attempt starts, also where Slurm gives nodes at once."""
+    if extra:
+        require_expedited(slurm)
+    job = desk.submit(TRAINS, slurm={"extra": extra})
     job.wait_for_step(5)
     assert job.placed() == ["node1", "node2"]
     for node in ("node1", "node2"):
@@ -99,3 +115,34 @@ def test_gang_behind_network_cut_ends_before_next_attempt(slurm: SlurmBox, desk:
         assert f"in allocation {allocations(job)[1]}: leaving" in node_log(job, f"node{rank // 2 + 1}")
     desk.orch("cancel", job.id)
     assert job.wait()["state"] == "CANCELLED"
+
+
+def test_job_on_lost_node_runs_at_once_on_others(slurm: SlurmBox, desk: Desk) -> None:
+    require_expedited(slurm)
+    job = desk.submit(TRAINS, slurm={"extra": [EXPEDITED]})
+    job.wait_for_step(5)
+    lost = job.placed()[1]
+    slurm.cut_between(lost, "login")
+    slurm.cut_between(lost, job.placed()[0])
+    slurm.queue.down(lost)
+    job.wait_for_step(5, attempt=2)
+    assert lost not in job.placed() and len(allocations(job)) == 2
+    desk.orch("cancel", job.id)
+    assert job.wait()["state"] == "CANCELLED"
+
+
+@pytest.mark.parametrize(("end", "says"), [("SUCCEEDED", "COMPLETED"), ("FAILED", "FAILED"), ("CANCELLED", "FAILED")])
+@pytest.mark.parametrize("extra", [[], [EXPEDITED]])
+def test_slurm_holds_no_job_that_has_ended(slurm: SlurmBox, desk: Desk, end: str, says: str, extra: list[str]) -> None:
+    """Slurm has the same word for its end with both kinds of requeue."""
+    if extra:
+        require_expedited(slurm)
+    script = {"SUCCEEDED": "run(3, 0.01)", "FAILED": "sys.exit(3)", "CANCELLED": "run(100000, 0.05)"}[end]
+    job = desk.submit({"train.py": STEPPER + script, **FAKE_TORCH}, restart={"max": 0}, slurm={"extra": extra})
+    if end == "CANCELLED":
+        job.wait_for_step(5)
+        desk.orch("cancel", job.id)
+    assert job.wait()["state"] == end
+    job.wait_until(lambda: not slurm.queue.entries(), "an empty queue")
+    shown = slurm.login.run(["scontrol", "-o", "show", "job", job.slurm_id()]).stdout
+    assert f"JobState={says} " in shown and f"ExitCode={int(end != 'SUCCEEDED')}:0 " in shown and "Restarts=0 " in shown

@@ -38,8 +38,10 @@ HEALTHY = {
     "remapped_rows.failure": "No", "remapped_rows.pending": "No", "ecc.errors.uncorrected.volatile.total": "0",
     "ecc.errors.corrected.volatile.total": "0", "clocks_event_reasons.active": "0x0000000000000000",
     "clocks_throttle_reasons.active": "0x0000000000000000", "fabric.state": "Completed", "fabric.status": "Success",
+    "NVLinks": "AAAAAAAAAAAAAAAAAA",
 }  # fmt: skip
-"""The cells of a GPU that trains; the reasons for lower clocks that are asked one by one are `Not Active`."""
+"""The cells of a GPU that trains; the reasons for lower clocks that are asked one by one are `Not Active`. `NVLinks`, which is no
+column: a letter for each link, `A` if it is active and `I` if not; empty for a GPU without any; another text is printed as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,8 @@ def answer(host: Host, *options: str) -> tuple[str, int] | None:
         if unknown := [column for column in columns if SINCE.get(column.partition(".")[0], 0) > host.driver]:
             return f'Field "{unknown[0]}" is not a valid field to query.\n\n', 2
         lines = _table(host, columns, words["--format"])
+    elif "nvlink" in words:
+        lines = _links(host)
     elif "--query-compute-apps" in words:
         form = words["--format"]
         lines = [] if "noheader" in form else ["pid, gpu_uuid, used_gpu_memory [MiB]"]
@@ -162,6 +166,22 @@ def _table(host: Host, columns: list[str], form: str) -> list[str]:
         elif card.is_listed and not card.handle:
             cells = [(known.get(column, "Not Active"), units.get(column, "")) for column in columns]
             lines.append(", ".join(f"{cell} {unit}" if unit and cell[:1].isdigit() else cell for cell, unit in cells))
+    return lines
+
+
+def _links(host: Host) -> list[str]:
+    lines = []
+    for number, card in enumerate(host.cards):
+        links = card.cells.get("NVLinks", HEALTHY["NVLinks"])
+        if card.is_listed and not card.handle and not card.error:
+            lines.append(f"GPU {number}: {HEALTHY['name']} (UUID: {uuid(number)})")
+            if links and not set(links) - set("I"):
+                lines.append("NVML: Unable to retrieve NVLink information as all links are inActive")
+            elif set(links) <= set("AI"):
+                says = {"A": "26.562 GB/s", "I": "<inactive>"}
+                lines += [f"\t Link {link}: {says[letter]}" for link, letter in enumerate(links)]
+            else:
+                lines.append(links)
     return lines
 
 

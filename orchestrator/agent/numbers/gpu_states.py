@@ -26,7 +26,7 @@ REMARKS_S = 600.0
 
 COLUMNS = (
     "gpu_recovery_action", "remapped_rows.failure", "remapped_rows.pending", "ecc.errors.uncorrected.volatile.total",
-    "clocks_event_reasons.active", "clocks_throttle_reasons.active",
+    "fabric.state", "fabric.status", "clocks_event_reasons.active", "clocks_throttle_reasons.active",
 )  # fmt: skip
 """What is asked of each GPU besides number, UUID and PCI address. The last one is the former name of the one before."""
 
@@ -61,6 +61,16 @@ _SLOWDOWNS = {
 }
 """Bits of the reasons for lower clocks that are faults; being idle or at the power limit is not one."""
 
+REGISTERED = "Completed"
+_FABRIC_FAILURES = ("Insufficient Resources", "Unknown Error")
+_NO_FABRIC = ("Not Started", "In Progress")
+"""State of a GPU that has registered with the NVLink fabric; what hosts have said as the status of such a registration that failed;
+and states of one that takes no part, which is no news of a host on which it never did."""
+
+_GPU_OF_LINKS = re.compile(r"^GPU \d+: .*\(UUID: (GPU-[^)\s]+)\)", re.M)
+_LINK = re.compile(r"^\s*Link (\d+): (?:(<inactive>)|\d[\d.]* GB/s)", re.M)
+"""What `nvidia-smi nvlink -s` says of a GPU, and of each of its links."""
+
 
 class GpuStates:
     """States of the GPUs that ranks use. `ask` runs in a thread, all else in the agent's loop."""
@@ -69,9 +79,12 @@ class GpuStates:
         # GPUs of ranks, as CUDA_VISIBLE_DEVICES names them: their numbers or their UUIDs
         self.devices: set[str] = set()
         self._columns: tuple[str, ...] = COLUMNS
-        # By UUID: the number of each GPU that was ever listed, and its memory errors then
+        # By UUID: the number of each GPU that was ever listed, and its cells then
         self._numbers: dict[str, str] = {}
-        self._first_errors: dict[str, int] = {}
+        self._first_rows: dict[str, dict[str, str]] = {}
+        # Also by UUID: the NVLinks that were active at the first look (None: not looked yet), and what is to be said of them now
+        self._links: dict[str, set[str]] | None = None
+        self._link_remarks: dict[str, list[str]] = {}
         # By UUID too: the PCI address and the latest cells of each; and which were not listed at the last look
         self._buses: dict[str, str] = {}
         self._rows: dict[str, dict[str, str]] = {}
@@ -99,7 +112,7 @@ class GpuStates:
             return
         self._read_kernel_log()
         for uuid, cells in rows.items():
-            self._first_errors.setdefault(uuid, _error_count(cells))
+            self._first_rows.setdefault(uuid, cells)
         used = [uuid for uuid, number in self._numbers.items() if {uuid, number} & self.devices]
         gone = {uuid for uuid in used if uuid not in rows}
         if gone - self._gone:
@@ -111,6 +124,23 @@ class GpuStates:
         self._gone = gone
         states = [self._state(uuid, None if uuid in gone else rows.get(uuid, {})) for uuid in used]
         self._latest = tuple(state for state in states if state.fault or state.remarks)
+        if self._links is None or any(self._links.values()):
+            self._ask_links(tool)
+
+    def _ask_links(self, tool: str) -> None:
+        """Note which of the NVLinks that were active are not now, for the next look: a fault is not to wait for this. Where there
+        were none, they are not asked for again."""
+        self._links = self._links or {}
+        try:
+            said = gpus.run_nvidia_smi(tool, "nvlink", "-s", limit_s=NVIDIA_SMI_S_MAX).stdout
+        except HostError:
+            return
+        words = _GPU_OF_LINKS.split(said)[1:]
+        for uuid, text in zip(words[::2], words[1::2], strict=True):
+            links = dict(_LINK.findall(text))
+            first = self._links.setdefault(uuid, {link for link, inactive in links.items() if not inactive})
+            count = sum("all links are inActive" in text or bool(links.get(link)) for link in first)
+            self._link_remarks[uuid] = [f"{count} of {len(first)} NVLinks have become inactive"] if count else []
 
     def _read_kernel_log(self) -> None:
         """Note the new Xids; without permission there are none, and a record that was overwritten is left out."""
@@ -179,11 +209,20 @@ class GpuStates:
         remarks = (
             ["a row of its memory is remapped at its next reset"] if _is_yes(cells, "remapped_rows.pending") else []
         )
-        if (more := _error_count(cells) - self._first_errors.get(uuid, 0)) > 0:
+        first = self._first_rows.get(uuid, {})
+        if (more := _error_count(cells) - _error_count(first)) > 0:
             remarks.append(f"{more} uncorrected memory errors since the job began")
+        state, status = cells.get("fabric.state", ""), cells.get("fabric.status", "")
+        has_left = first.get("fabric.state") == REGISTERED and state in _NO_FABRIC
+        fabric = status if state == REGISTERED and status in _FABRIC_FAILURES else state if has_left else ""
+        remarks += [f"NVLink fabric: {fabric}"] if fabric else []
         clocks = cells.get(COLUMNS[-2]) or cells.get(COLUMNS[-1]) or ""
         reasons = int(clocks, 16) if _HEX.fullmatch(clocks) else 0
-        return (*remarks, *(f"lower clocks: {why}" for bit, why in _SLOWDOWNS.items() if reasons & bit))
+        return (
+            *remarks,
+            *self._link_remarks.get(uuid, []),
+            *(f"lower clocks: {why}" for bit, why in _SLOWDOWNS.items() if reasons & bit),
+        )
 
 
 def _fault(cells: dict[str, str]) -> str:

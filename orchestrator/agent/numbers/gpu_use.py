@@ -13,7 +13,7 @@ from orchestrator.core.host import gpus
 from orchestrator.core.wire import reports
 
 POLL_S = 20.0
-"""How often it is asked periodically: three tables, so once in seven seconds."""
+"""How often it is asked periodically: three tables, and the links of GPUs that have any, so once in five seconds."""
 
 STALE_S = 90.0
 """An older answer does not count."""

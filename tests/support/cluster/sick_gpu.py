@@ -30,8 +30,8 @@ hot) clocks=0x0000000000000040 ;;
 esac
 case "$*" in
 *gpu_recovery_action*)
-    echo "0, GPU-a, 00000000:01:00.0, None, No, No, 0, 0x0000000000000000, 0x0000000000000000"
-    echo "1, GPU-b, 00000000:02:00.0, $action, No, No, 0, $clocks, $clocks" ;;
+    echo "0, GPU-a, 00000000:01:00.0, None, No, No, 0, Completed, Success, 0x0000000000000000, 0x0000000000000000"
+    echo "1, GPU-b, 00000000:02:00.0, $action, No, No, 0, Completed, Success, $clocks, $clocks" ;;
 -L)
     echo "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-a)"
     echo "GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-b)" ;;

@@ -50,6 +50,7 @@ SelectTypeParameters=CR_Core
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmdParameters=config_overrides
+SlurmctldParameters=enable_expedited_requeue
 PropagateResourceLimits=NONE
 ReturnToService=1
 SlurmctldTimeout=30

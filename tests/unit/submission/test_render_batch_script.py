@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.slurm.sbatch_options import EXPEDITED
 from orchestrator.submission.render import render
 from orchestrator.supervisor.supervisor_watchdog import EXIT_UNFIT_FOLDER
 from tests.support import jobs
@@ -93,6 +94,35 @@ def test_batch_script_exits_like_the_job(stage: Callable[[str], Stage], shell: s
     assert (on.place / "saw").read_bytes().split(b"\0")[:-1] == [
         os.fsencode(word) for word in (on.python, "-I", "-S", on.job.bundle, "supervise", on.job.root)
     ]
+
+
+ENDS = 'touch "$ENDED"; exit {}'
+RESUMED = 'echo \'["12", "13"]\' >"$(dirname "$ENDED")/slurm.json"; exit {}'
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("options", [(), (EXPEDITED,)])
+@pytest.mark.parametrize(
+    ("play", "ends"),
+    [(ENDS, 0), (ENDS, 1), (RESUMED, 1), ("exit {}", EXIT_UNFIT_FOLDER), ("exit {}", 75)],
+)
+def test_slurm_holds_no_job_that_is_over(
+    tmp_path: Path, shell: str, options: tuple[str, ...], play: str, ends: int
+) -> None:
+    """Slurm would hold an expedited one that ends with another code than 0; one that is to run again is left as it is."""
+    assert PLAN.slurm is not None
+    slurm = dataclasses.replace(PLAN.slurm, options=(*PLAN.slurm.options, *options))
+    on = Stage(tmp_path, play.format(ends), dataclasses.replace(PLAN, slurm=slurm))
+    text = on.batch.text.replace("REQUEUE_S_MAX=300", "REQUEUE_S_MAX=0").replace("PAUSE_S_MAX=15", "PAUSE_S_MAX=0")
+    on.batch = dataclasses.replace(on.batch, text=text)
+    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "scontrol $*"; exit 1\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    code, said = on.run(shell, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    is_over = code != 0 and ends != 75
+    assert code == (ends if ends <= 1 and play != "exit {}" else 1)
+    assert ("scontrol update JobId=12 Requeue=0\n" in said) is (is_over and bool(options)) and said.count(
+        "scontrol"
+    ) <= 1
 
 
 @pytest.mark.parametrize("shell", SHELLS)

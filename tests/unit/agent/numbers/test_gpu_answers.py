@@ -24,6 +24,13 @@ ECC = "ecc.errors.uncorrected.volatile.total"
 Told = tuple[str, tuple[str, ...]]
 """The fault of GPU 1 and the remarks on it."""
 
+NO_ROOM = "Insufficient Resources"
+
+
+def fabric(state: str, status: str = "N/A") -> dict[str, str]:
+    return {"fabric.state": state, "fabric.status": status}
+
+
 SICK: dict[str, tuple[smi.Host, str]] = {
     "recovery action reset": (smi.sick({"gpu_recovery_action": "Reset"}), "wants a reset"),
     "recovery action reboot": (smi.sick({"gpu_recovery_action": "Reboot"}), "wants a reboot of its host"),
@@ -56,7 +63,30 @@ NOT_SICK: dict[str, tuple[smi.Host, tuple[str, ...]]] = {
     "uncorrected ECC": (smi.sick({ECC: "3"}), ("3 uncorrected memory errors since the job began",)),
     "uncorrected ECC, old driver": (smi.sick({ECC: "1"}, 390), ("1 uncorrected memory errors since the job began",)),
     "corrected ECC": (smi.sick({"ecc.errors.corrected.volatile.total": "70231"}), ()),
-    "NVLink down": (smi.sick({"fabric.state": "In Progress", "fabric.status": "N/A"}), ()),
+    "registers with the NVLink fabric again": (smi.sick(fabric("In Progress")), ("NVLink fabric: In Progress",)),
+    "is no longer registered with the NVLink fabric": (
+        smi.sick(fabric("Not Started")),
+        ("NVLink fabric: Not Started",),
+    ),
+    "registration failed": (smi.sick(fabric("Completed", NO_ROOM)), (f"NVLink fabric: {NO_ROOM}",)),
+    "registration failed, not known why": (
+        smi.sick(fabric("Completed", "Unknown Error")),
+        ("NVLink fabric: Unknown Error",),
+    ),
+    "status of a registration that goes on": (
+        smi.sick(fabric("In Progress", NO_ROOM)),
+        ("NVLink fabric: In Progress",),
+    ),
+    "no NVLink fabric": (smi.sick(fabric("N/A")), ()),
+    "no NVLink fabric, in brackets": (smi.sick(fabric("[N/A]", "[N/A]")), ()),
+    "no NVLink fabric, GB200 alone": (smi.sick(fabric("Not Supported", "Success")), ()),
+    "status of the NVLink fabric of newer drivers": (smi.sick(fabric("Completed", "Somehow")), ()),
+    "an error in place of a status": (smi.sick(fabric("Completed", "[Unknown Error]")), ()),
+    "NVLinks down": (smi.sick({"NVLinks": "AAAIAAAAAAIAAAAAAA"}), ("2 of 18 NVLinks have become inactive",)),
+    "all NVLinks down": (smi.sick({"NVLinks": "I" * 18}), ("18 of 18 NVLinks have become inactive",)),
+    "NVLinks are not told": (smi.sick({"NVLinks": ""}), ()),
+    "NVLinks in sleep": (smi.sick({"NVLinks": "\t Link 0: <sleep>"}), ()),
+    "NVLinks in another language": (smi.sick({"NVLinks": "\t Enlace 0: <inactivo>"}), ()),
     "hardware slowdown by heat": (smi.clocks(0x48), (TOO_HOT,)),
     "hardware slowdown by power brake": (smi.clocks(0x88), (POWER,)),
     "hardware slowdown by heat, old driver": (smi.clocks(0x48, 470), (TOO_HOT,)),
@@ -85,8 +115,8 @@ NOT_SICK: dict[str, tuple[smi.Host, tuple[str, ...]]] = {
 
 
 def told(monkeypatch: pytest.MonkeyPatch, *looks: smi.Host) -> Told:
-    """Return what is known of GPU 1 after these looks; its neighbour is healthy."""
-    left = list(looks)
+    """Return what is known of GPU 1 after these looks, and one more like the last; its neighbour is healthy."""
+    left = [*looks, looks[-1]]
 
     def run(tool: str, *options: str, limit_s: float) -> subprocess.CompletedProcess[str]:
         assert limit_s <= 15.0
@@ -125,6 +155,37 @@ def test_first_answer_that_makes_no_gpu_sick(monkeypatch: pytest.MonkeyPatch, na
     assert told(monkeypatch, host) == ("", remarks)
 
 
+FIRST: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
+    "no fabric manager": (fabric("In Progress"), ()),
+    "fabric not started": (fabric("Not Started"), ()),
+    "registration failed": (fabric("Completed", NO_ROOM), (f"NVLink fabric: {NO_ROOM}",)),
+    "a bridge to one other GPU": ({"NVLinks": "AAAAIIIIIIII"}, ()),
+    "no bridge": ({"NVLinks": "IIIIIIIIIIII"}, ()),
+    "no NVLinks": ({"NVLinks": ""}, ()),
+}
+"""Of a host that was so when the job began."""
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_nvlinks_that_were_so_before_are_no_news(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    cells, remarks = FIRST[name]
+    assert told(monkeypatch, smi.sick(cells)) == ("", remarks)
+
+
+def test_nvlinks_that_are_back_are_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    down = smi.sick({"NVLinks": "AAAIAAAAAAAAAAAAAA", **fabric("In Progress")})
+    assert told(monkeypatch, smi.Host(), down, down, smi.Host()) == ("", ())
+
+
+def test_bridge_that_comes_up_later_is_none_that_goes_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = smi.sick({"NVLinks": "AAII"}), smi.sick({"NVLinks": "AAAA"})
+    assert told(monkeypatch, before, after, after, before) == ("", ())
+    assert told(monkeypatch, before, after, smi.sick({"NVLinks": "AIII"})) == (
+        "",
+        ("1 of 2 NVLinks have become inactive",),
+    )
+
+
 def test_only_gpu_of_a_host_that_is_lost_has_left_the_bus(monkeypatch: pytest.MonkeyPatch) -> None:
     said = [smi.Host(cards=(smi.Card(),)), smi.Host(cards=(smi.Card(error="[GPU is lost]"),))]
     monkeypatch.setattr(gpus, "run_nvidia_smi", lambda tool, *options, limit_s: smi.run(said[0], tool, *options))
@@ -160,7 +221,7 @@ def test_old_driver_refuses_each_column_by_name(driver: int) -> None:
         assert code == 2 and text.startswith('Field "')
         refused.append(text.split('"')[1])
         columns = ",".join(one for one in columns.split(",") if one != refused[-1])
-    assert len(refused) == {340: 5, 390: 4, 450: 2, 535: 1}[driver]
+    assert len(refused) == {340: 7, 390: 6, 450: 4, 535: 1}[driver]
 
 
 def test_use_of_gpus_is_read_where_it_is_told() -> None:

@@ -14,10 +14,18 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.host import gpus
 from orchestrator.core.wire import reports
 
-ACTION, FAILURE, PENDING, ERRORS, CLOCKS, OLD_CLOCKS = COLUMNS
-HEALTHY = {ACTION: "None", FAILURE: "No", PENDING: "No", ERRORS: "0", CLOCKS: "0x0000000000000000"}
+ACTION, FAILURE, PENDING, ERRORS, FABRIC, REGISTERED, CLOCKS, OLD_CLOCKS = COLUMNS
+HEALTHY = {
+    ACTION: "None",
+    FAILURE: "No",
+    PENDING: "No",
+    ERRORS: "0",
+    FABRIC: "N/A",
+    REGISTERED: "N/A",
+    CLOCKS: "0x0000000000000000",
+}
 Gpus = dict[str, dict[str, str]]
-NEW_DRIVER = (ACTION, FAILURE, PENDING, ERRORS, CLOCKS)
+NEW_DRIVER = (ACTION, FAILURE, PENDING, ERRORS, FABRIC, REGISTERED, CLOCKS)
 OLD_DRIVER = (ERRORS, OLD_CLOCKS)
 
 
@@ -27,12 +35,15 @@ class Driver:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *known: str, text: str | None = None) -> None:
         self.known = known or NEW_DRIVER
         self.text, self.calls, self.head = text, 0, ""
+        self.links: list[str] = []
         self.gpus: dict[str, dict[str, str]] = {"0": {}, "3": {}}
         self.uuids = {number: f"GPU-{number}" for number in self.gpus}
         monkeypatch.setattr(gpus, "run_nvidia_smi", self.run)
         monkeypatch.setattr(gpu_states, "SECOND_LOOK_S", 0.0)
 
     def run(self, tool: str, query: str, *options: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+        if query == "nvlink":
+            return subprocess.CompletedProcess([tool], 0, self.links.pop(0) if self.links else "", "")
         self.calls += 1
         assert options == ("--format=csv,noheader,nounits",) and limit_s <= 5.0
         columns = query.removeprefix("--query-gpu=").split(",")
@@ -153,6 +164,47 @@ def test_old_driver_is_asked_without_what_it_does_not_know(monkeypatch: pytest.M
     calls = driver.calls
     states.ask("nvidia-smi")
     assert driver.calls == calls + 1, "each column that is not known costs one call, once"
+
+
+LINKS = "GPU {}: NVIDIA A100 (UUID: GPU-{})\n\t Link 0: 25 GB/s\n\t Link 1: {}\n"
+
+
+@pytest.mark.parametrize(
+    "first", ["", 'Invalid combination of input arguments. Please run "nvidia-smi -h" for help.\n', None]
+)
+def test_nvlinks_that_are_not_told_are_not_asked_for_again(monkeypatch: pytest.MonkeyPatch, first: str | None) -> None:
+    driver, asks = Driver(monkeypatch), []
+
+    def run(tool: str, query: str, *options: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+        if query == "nvlink":
+            asks.append(states.take_news(0.0))
+            if first is None:
+                raise HostError(f"`{tool}` has not answered for {limit_s:g} s")
+        return driver.run(tool, query, *options, limit_s=limit_s)
+
+    driver.links, driver.gpus["3"] = [first or "", *[LINKS.format(3, 3, "<inactive>")] * 3], {ACTION: "Reset"}
+    monkeypatch.setattr(gpus, "run_nvidia_smi", run)
+    states = GpuStates()
+    states.devices.add("3")
+    for _ in range(3):
+        states.ask("nvidia-smi")
+    (news,) = asks
+    assert news and news[0].fault == "wants a reset", "the fault was known before links were asked for"
+
+
+def test_nvlinks_of_gpus_of_other_jobs_are_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, up, down = Driver(monkeypatch), "25 GB/s", "<inactive>"
+    driver.links = [
+        LINKS.format(0, 0, up) + LINKS.format(3, 3, up),
+        *[LINKS.format(0, 0, down) + LINKS.format(3, 3, up)] * 2,
+    ]
+    states = asked("3")
+    states.ask("nvidia-smi")
+    states.ask("nvidia-smi")
+    assert told(states) is None and not driver.links
+    states.devices.add("0")
+    states.ask("nvidia-smi")
+    assert told(states) == [("0", "", ("1 of 2 NVLinks have become inactive",))]
 
 
 def test_driver_that_knows_no_column_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

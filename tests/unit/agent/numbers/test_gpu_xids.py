@@ -39,7 +39,7 @@ def test_xid_of_a_sick_gpu_is_cited(
         row = [
             "0",
             "GPU-a",
-            *(action if "action" in column else "[N/A]" for column in query.split("=")[1].split(",")[2:]),
+            *(action if "action" in column else "[N/A]" for column in query.partition("=")[2].split(",")[2:]),
         ]
         return subprocess.CompletedProcess([tool], 0, ", ".join(row), "")
 
