@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from orchestrator.agent.outputs import peer_files
+from orchestrator.agent.outputs.checkpoint_marks import copy_marks
 from orchestrator.core.checkpoints import disk, file_groups, memory, tree, validation
 from orchestrator.core.checkpoints.checkpoint import Checkpoint, CopyTarget, FileLocation
 from orchestrator.core.errors import Cancelled
@@ -151,6 +152,8 @@ class CheckpointMemory:
                         root / name, self.folder / name, is_link=not group.is_overwritten and name not in marks
                     )
                     self._copied_here.add(listing.files[name].stamp)
+        copy_marks(root, self.folder, self._copied_here, keeps_unknown=True)
+        disk.date_folders(self.folder, listing.files)
 
     # Copies
 
@@ -199,6 +202,7 @@ class CheckpointMemory:
                 return f"{piece.name} has changed since it was saved"
         disk.install([piece.name for piece in todo], stage, root)
         self._stored[order.number] = order
+        copy_marks(self.folder, root, self._copied_here)
         return ""
 
     def _fetch(self, order: orders.CopyCheckpoint, root: Path) -> str:
@@ -254,7 +258,10 @@ class CheckpointMemory:
         files, root = self._stored.pop(number).files, self._job.checkpoints
         if all(disk.matches_record(place, piece) for piece in files for place in (root, self.folder)):
             for piece in files:
-                disk.put_file(root / piece.name, self.folder / piece.name, is_link=True)
+                disk.put_file(root / piece.name, self._base / INCOMING / piece.name, is_link=True)
+                # Fails where a script deletes the folder meanwhile
+                (self._base / INCOMING / piece.name).replace(self.folder / piece.name)
+            disk.date_folders(self.folder, [piece.name for piece in files])
             self._evicted.append(number)
 
     def discard(self, checkpoint: Checkpoint) -> None:
@@ -325,6 +332,7 @@ class CheckpointMemory:
                 disk.install([str(path)], stage, root)
             except OSError as err:
                 error = f"{piece.name}: {err.strerror}"
+        copy_marks(self.folder, root, self._copied_here)
         shutil.rmtree(stage, ignore_errors=True)
         return error
 

@@ -277,13 +277,23 @@ def put_file(source: Path, target: Path, *, is_link: bool = False, is_hard: bool
 
 def install(names: Iterable[str], stage: Path, root: Path) -> None:
     """Move complete files from a staging folder to their places below `root`, durably. Raises OSError."""
-    folders = {root}
+    names, folders = tuple(names), {root}
     for path in map(PurePosixPath, names):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (stage / path).replace(root / path)
         folders.update(root / folder for folder in path.parents)
+    date_folders(root, names)
     for folder in folders:
         sync_folder(folder)
+
+
+def date_folders(root: Path, names: Iterable[str]) -> None:
+    """Give the folders of files below `root` the time of what is newest in them, as if ranks had written all of it: scripts that
+    delete their oldest checkpoints sort by it."""
+    for folder in sorted({folder for name in names for folder in PurePosixPath(name).parents}, reverse=True)[:-1]:
+        with contextlib.suppress(OSError):
+            newest_ns = max(path.stat().st_mtime_ns for path in (root / folder).iterdir())
+            os.utime(root / folder, ns=(newest_ns, newest_ns))
 
 
 def list_files(folder: Path) -> list[CheckpointFile]:
