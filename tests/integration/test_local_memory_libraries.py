@@ -3,6 +3,7 @@ become links to the disk: do they end as without orch?"""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -73,7 +74,11 @@ def test_library_rotates_and_resumes_through_links(desk: Desk, memory_dir: Path,
     assert not any(re.search(r"FileNotFoundError|FileExistsError|OSError|Errno", log) for log in logs), logs
     wait_until(lambda: not folder.exists(), "the end of the folder in memory")
     _assert_on_disk(job, desk, library)
-    assert _said(job, 3, "left") == str(sorted(library.left))
+    if library.name == "lightning":  # it does not see again those that it has deleted in memory alone
+        assert {*library.left} <= {*ast.literal_eval(_said(job, 3, "left"))}
+        assert _said(job, 3, "best").endswith("step=8.ckpt 8")
+    else:
+        assert _said(job, 3, "left") == str(sorted(library.left))
     calm = desk.folder / "calm"
     (calm / "saved").mkdir(parents=True)
     env = {"PACE_S": "0", "ORCH_CHECKPOINT_DIR": str(calm / "saved")}

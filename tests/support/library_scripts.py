@@ -222,7 +222,7 @@ LIBRARIES = (
         "    dcp_to_torch_save(path, 'joined.pt')\n    torch.load('joined.pt')",
     ),
     Library(
-        "trainer", BEST, ("checkpoint-8", "checkpoint-80", "checkpoint-88", "checkpoint-96"),
+        "trainer", BEST, ("checkpoint-16", "checkpoint-80", "checkpoint-88", "checkpoint-96"),
         "from transformers import GPT2LMHeadModel\nfrom transformers.trainer_utils import get_last_checkpoint\n"
         "assert get_last_checkpoint(folder) == f'{folder}/checkpoint-96'\n"
         "for path in glob.glob(f'{folder}/checkpoint-*'):\n    GPT2LMHeadModel.from_pretrained(path)",

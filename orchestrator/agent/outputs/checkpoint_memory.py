@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from orchestrator.agent.outputs import peer_files
-from orchestrator.agent.outputs.checkpoint_marks import copy_marks
 from orchestrator.core.checkpoints import disk, file_groups, memory, tree, validation
 from orchestrator.core.checkpoints.checkpoint import Checkpoint, CopyTarget, FileLocation
 from orchestrator.core.errors import Cancelled
@@ -139,21 +138,24 @@ class CheckpointMemory:
             wanted.update(
                 p.name for p in checkpoint.files if [disk.matches_record(at, p) for at in both] == [True, False]
             )
-        for path in self.folder.rglob("*"):
-            if path.is_symlink() and not path.exists():
-                path.unlink()  # `checkpoint.keep` has deleted what it leads to
-        groups = list(file_groups.group_files(listing.files).values())
-        marks = [name for name in listing.files if PurePosixPath(name).name in file_groups.POINTERS]
-        for group in (*groups, file_groups.FileGroup("", "", "", False, ("",), "", marks)):
+        self.drop_links()
+        for group in file_groups.group_files(listing.files).values():
             is_left = group.is_overwritten and any(os.path.lexists(self.folder / name) for name in group.names)
             for name in group.names:
                 if name in wanted or not (is_left or group.unfinished_reason or os.path.lexists(self.folder / name)):
-                    disk.put_file(
-                        root / name, self.folder / name, is_link=not group.is_overwritten and name not in marks
-                    )
+                    disk.put_file(root / name, self.folder / name, is_link=not group.is_overwritten)
                     self._copied_here.add(listing.files[name].stamp)
-        copy_marks(root, self.folder, self._copied_here, keeps_unknown=True)
+        disk.copy_marks(root, self.folder, self._copied_here, keeps_unknown=True)
         disk.date_folders(self.folder, listing.files)
+
+    def drop_links(self) -> None:
+        """Delete links to what `checkpoint.keep` has deleted on the disk: scripts ask for the times of all that they find."""
+        for path in disk.walk(self.folder):
+            with contextlib.suppress(OSError):
+                if not path.exists() and path.readlink().is_relative_to(self._job.checkpoints):
+                    path.unlink()
+                    if path.parent != self.folder:
+                        path.parent.rmdir()
 
     # Copies
 
@@ -202,7 +204,7 @@ class CheckpointMemory:
                 return f"{piece.name} has changed since it was saved"
         disk.install([piece.name for piece in todo], stage, root)
         self._stored[order.number] = order
-        copy_marks(self.folder, root, self._copied_here)
+        disk.copy_marks(self.folder, root, self._copied_here)
         return ""
 
     def _fetch(self, order: orders.CopyCheckpoint, root: Path) -> str:
@@ -332,7 +334,7 @@ class CheckpointMemory:
                 disk.install([str(path)], stage, root)
             except OSError as err:
                 error = f"{piece.name}: {err.strerror}"
-        copy_marks(self.folder, root, self._copied_here)
+        disk.copy_marks(self.folder, root, self._copied_here)
         shutil.rmtree(stage, ignore_errors=True)
         return error
 

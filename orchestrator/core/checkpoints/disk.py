@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from orchestrator.core.checkpoints import formats
 from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointFile
-from orchestrator.core.checkpoints.file_groups import is_checkpoint_file, mask_numbers
+from orchestrator.core.checkpoints.file_groups import POINTERS, is_checkpoint_file, mask_numbers
 from orchestrator.core.jobdir.durable import atomic_replacement, sync_folder
 
 BLOCK_BYTES = 4 << 20
@@ -30,6 +31,9 @@ complete."""
 
 FREE_SHARE, PASSING_SHARE = 0.5, 0.9
 """Share of the free space that a copy may take, and the share while the older one that it replaces still exists."""
+
+POINTER_DIGITS = 7
+"""How many digits Megatron gives a number in a folder's name; its pointer file has the number alone."""
 
 Pace = Callable[[int], None]
 """Called with the number of bytes that were read; it may wait, or raise to give up."""
@@ -296,10 +300,40 @@ def date_folders(root: Path, names: Iterable[str]) -> None:
             os.utime(root / folder, ns=(newest_ns, newest_ns))
 
 
+def copy_marks(source: Path, target: Path, known: set[tuple[str, int, int]], *, keeps_unknown: bool = False) -> None:
+    """Copy what names the newest checkpoint beside it, pointer files and links that scripts make, once that checkpoint is at the target,
+    too. `known`: versions that are copies; `keeps_unknown`: only these are replaced."""
+    for path in walk(source):
+        name = str(path.relative_to(source))
+        with contextlib.suppress(OSError, StopIteration):  # it changes, or what it names is not there
+            stamp, beside = _own_stamp(source, name), (target / name).parent
+            if path.is_symlink():
+                mark = str(path.readlink()).removeprefix(f"{path.parent}/")
+            else:
+                mark = path.read_text().strip().rpartition("/")[2] if path.name in POINTERS else ""
+            is_left = keeps_unknown and os.path.lexists(target / name) and _own_stamp(target, name) not in known
+            if is_left or stamp in known or mark in ("", path.name) or "/" in mark:
+                continue
+            patterns = glob.escape(mark), f"*{glob.escape(mark):0>{POINTER_DIGITS}}"
+            newest = next(found for pattern in patterns for found in beside.glob(pattern))
+            put_file(Path(newest.name) if path.is_symlink() else path, target / name, is_link=path.is_symlink())
+            known.update((stamp, _own_stamp(target, name)))
+
+
+def _own_stamp(root: Path, name: str) -> tuple[str, int, int]:
+    about = (root / name).lstat()
+    return name, about.st_size, about.st_mtime_ns
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """Yield all that is below a folder, which may change meanwhile."""
+    return (Path(above, name) for above, folders, names in os.walk(folder) for name in (*folders, *names))
+
+
 def list_files(folder: Path) -> list[CheckpointFile]:
     """Return the regular files below a folder, hidden ones, too, but none through links. It may change meanwhile."""
     found = []
-    for path in (Path(above, name) for above, _, names in os.walk(folder) for name in names):
+    for path in walk(folder):
         with contextlib.suppress(OSError):
             about = path.lstat()
             if stat.S_ISREG(about.st_mode):

@@ -129,14 +129,11 @@ def add_entry(tree: Tree, path: str, name: str, *, is_top: bool) -> bool:
     if stat.S_ISLNK(about.st_mode):
         target = Path(os.path.realpath(path))
         real_root = Path(os.path.realpath(tree.root))
+        is_on_disk = tree.disk_folder is not None and target.is_relative_to(tree.disk_folder)
+        if is_on_disk and target != Path(str(tree.disk_folder), name):
+            target = real_root / target.relative_to(str(tree.disk_folder))  # a script's link, to one of orch
         if target.is_relative_to(real_root):
             tree.pointed.add(str(target.relative_to(real_root)))
-            return False
-        is_on_disk = tree.disk_folder is not None and target.is_relative_to(tree.disk_folder)
-        if (
-            is_on_disk and (newest := str(target.relative_to(str(tree.disk_folder)))) != name
-        ):  # a script's, over one of orch
-            tree.pointed.add(newest)
             return False
         if not (is_top or is_on_disk) or real_root.is_relative_to(target):
             return False
