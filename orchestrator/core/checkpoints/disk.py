@@ -321,8 +321,9 @@ def copy_marks(source: Path, target: Path, known: set[tuple[str, int, int]], *, 
 
 
 def _own_stamp(root: Path, name: str) -> tuple[str, int, int]:
-    about = (root / name).lstat()
-    return name, about.st_size, about.st_mtime_ns
+    path = root / name
+    about = path.lstat()
+    return f"{name}\0{path.readlink()}" if path.is_symlink() else name, about.st_size, about.st_mtime_ns
 
 
 def walk(folder: Path) -> Iterator[Path]:
