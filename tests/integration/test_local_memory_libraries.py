@@ -4,7 +4,6 @@ become links to the disk: do they end as without orch?"""
 from __future__ import annotations
 
 import ast
-import os
 import re
 import shutil
 import subprocess
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.checkpoints import disk, ledger
+from orchestrator.core.checkpoints.checkpoint import CheckpointState
 from orchestrator.core.checkpoints.memory import memory_folder
 from orchestrator.supervisor.status import ENDED
 from tests.support.framework_scripts import COMMON
@@ -79,20 +80,30 @@ def test_library_rotates_and_resumes_through_links(desk: Desk, memory_dir: Path,
         assert _said(job, 3, "best").endswith("step=8.ckpt 8")
     else:
         assert _said(job, 3, "left") == str(sorted(library.left))
+    job.job.resume()  # it has ended: there is nothing left to do, from links alone
+    assert job.wait(RUN_S_MAX)["state"] == "SUCCEEDED", job.log(0, 4)
+    assert {*library.left} <= {*ast.literal_eval(_said(job, 4, "left"))}
+    assert not re.search("^(made|begins from None)", job.log(0, 4), re.MULTILINE), job.log(0, 4)
+    if '"best"' in library.script:
+        assert _said(job, 4, "best") == _said(job, 3, "best")
     calm = desk.folder / "calm"
     (calm / "saved").mkdir(parents=True)
     env = {"PACE_S": "0", "ORCH_CHECKPOINT_DIR": str(calm / "saved")}
     weights = [_all(job, 3, "weights", rank)[0] for rank in (0, 1)]
     assert weights == under_torchrun(calm, library.text, env)
-    assert sorted(os.listdir(calm / "saved" / library.inner)) == sorted(library.left)
+    assert sorted(path.name for path in (calm / "saved" / library.inner).iterdir()) == sorted(library.left)
 
 
 def _assert_on_disk(job: Sight, desk: Desk, library: Library) -> None:
     """What the library has left is on the disk, no link leads to memory, and the library can load all of it."""
     on_disk = job.job.folder.checkpoints
     assert {*library.left} <= {path.name for path in (on_disk / library.inner).iterdir()}
-    links = {path: Path(os.readlink(path)) for path in on_disk.rglob("*") if path.is_symlink()}
+    links = {path: path.readlink() for path in on_disk.rglob("*") if path.is_symlink()}
     assert all(path.exists() and not target.is_absolute() for path, target in links.items()), links
+    known, _ = ledger.read(job.root, job.job.folder.ledger)
+    whole = [one for one in known.values() if one.state is CheckpointState.WHOLE]
+    assert whole and not any(place.is_memory for one in whole for place in one.locations), whole
+    assert all(disk.matches_record(on_disk, piece) for one in whole for piece in one.files), whole
     (desk.folder / "load.py").write_text(f"{COMMON}\nfolder = {str(on_disk)!r}\n{library.load}\n")
     subprocess.run([sys.executable, "load.py"], cwd=desk.folder, check=True, timeout=RUN_S_MAX)
 

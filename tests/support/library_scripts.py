@@ -132,10 +132,12 @@ SHARDED = _replaced(
     ('sorted(glob.glob("out/step_*"), key=number)', 'sorted(glob.glob(f"{folder}/step_*"), key=os.path.getmtime)'),
     (
         'checkpoint_id=f"out/step_{step}")',
-        'checkpoint_id=f"{folder}/step_{step}")\n'
-        "        if rank == 0:\n"
-        '            for old in sorted(glob.glob(f"{folder}/step_*"), key=os.path.getmtime)[:-4]:\n'
-        "                shutil.rmtree(old)",
+        (
+            'checkpoint_id=f"{folder}/step_{step}")\n'
+            "        if rank == 0:\n"
+            '            for old in sorted(glob.glob(f"{folder}/step_*"), key=os.path.getmtime)[:-4]:\n'
+            "                shutil.rmtree(old)"
+        ),
     ),
     ("weights(model)\n", "weights(model)\ndist.barrier()\nleft()\n"),
 )
@@ -149,8 +151,10 @@ BEST = _replaced(
     ),
     (
         'output_dir="out"',
-        'output_dir=folder, save_total_limit=4, load_best_model_at_end=True, metric_for_best_model="eval_loss",\n'
-        '    greater_is_better=True, eval_strategy="steps", eval_steps=EVERY',
+        (
+            'output_dir=folder, save_total_limit=4, load_best_model_at_end=True, metric_for_best_model="eval_loss",\n'
+            '    greater_is_better=True, eval_strategy="steps", eval_steps=EVERY'
+        ),
     ),
     ("train_dataset=Rows()", "train_dataset=Rows(), eval_dataset=torch.utils.data.Subset(Rows(), range(8))"),
 )

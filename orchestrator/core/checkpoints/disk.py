@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from orchestrator.core.checkpoints import formats
 from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointFile
 from orchestrator.core.checkpoints.file_groups import POINTERS, is_checkpoint_file, mask_numbers
+from orchestrator.core.checkpoints.tree import POINTER_BYTES_MAX
 from orchestrator.core.jobdir.durable import atomic_replacement, sync_folder
 
 BLOCK_BYTES = 4 << 20
@@ -305,19 +306,24 @@ def copy_marks(source: Path, target: Path, known: set[tuple[str, int, int]], *, 
     too. `known`: versions that are copies; `keeps_unknown`: only these are replaced."""
     for path in walk(source):
         name = str(path.relative_to(source))
-        with contextlib.suppress(OSError, StopIteration):  # it changes, or what it names is not there
+        with contextlib.suppress(OSError, ValueError, StopIteration):  # it changes, or what it names is not there
             stamp, beside = _own_stamp(source, name), (target / name).parent
             if path.is_symlink():
                 mark = str(path.readlink()).removeprefix(f"{path.parent}/")
             else:
-                mark = path.read_text().strip().rpartition("/")[2] if path.name in POINTERS else ""
+                mark = _read_pointer(path) if path.name in POINTERS else ""
             is_left = keeps_unknown and os.path.lexists(target / name) and _own_stamp(target, name) not in known
-            if is_left or stamp in known or mark in ("", path.name) or "/" in mark:
+            if is_left or stamp in known or mark == path.name or not mark.strip(".") or "/" in mark:
                 continue
             patterns = glob.escape(mark), f"*{glob.escape(mark):0>{POINTER_DIGITS}}"
             newest = next(found for pattern in patterns for found in beside.glob(pattern))
             put_file(Path(newest.name) if path.is_symlink() else path, target / name, is_link=path.is_symlink())
             known.update((stamp, _own_stamp(target, name)))
+
+
+def _read_pointer(path: Path) -> str:
+    with formats.open_regular(path) as file:
+        return file.read(POINTER_BYTES_MAX).decode().strip().rpartition("/")[2]
 
 
 def _own_stamp(root: Path, name: str) -> tuple[str, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,10 @@ def test_folders_keep_their_times(bench: MemoryBench, tmp_path: Path) -> None:
 
 def test_links_and_pointer_files_follow_their_checkpoint_to_the_disk(bench: MemoryBench) -> None:
     bench.save("step_1.pt", b"1")
+    _link(bench, "up", "..")
+    _link(bench, "here", ".")
+    os.mkfifo(bench.memory.folder / "latest_step.txt")
+    bench.save("last_checkpoint", b"\xff\0" * 5000)
     link = _link(bench, "last.pt", "step_1.pt")
     absolute = _link(bench, "newest.pt", str(bench.memory.folder / "step_1.pt"))
     bench.save("latest", b"step_1.pt\n")
