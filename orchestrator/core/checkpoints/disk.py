@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import hashlib
 import os
 import re
@@ -21,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from orchestrator.core.checkpoints import formats
 from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointFile
 from orchestrator.core.checkpoints.file_groups import POINTERS, is_checkpoint_file, mask_numbers
-from orchestrator.core.checkpoints.tree import POINTER_BYTES_MAX
+from orchestrator.core.checkpoints.tree import read_pointer
 from orchestrator.core.jobdir.durable import atomic_replacement, sync_folder
 
 BLOCK_BYTES = 4 << 20
@@ -306,30 +305,22 @@ def copy_marks(source: Path, target: Path, known: set[tuple[str, int, int]], *, 
     too. `known`: versions that are copies; `keeps_unknown`: only these are replaced."""
     for path in walk(source):
         name = str(path.relative_to(source))
-        with contextlib.suppress(OSError, ValueError, StopIteration):  # it changes, or what it names is not there
-            stamp, beside = _own_stamp(source, name), (target / name).parent
-            if path.is_symlink():
-                mark = str(path.readlink()).removeprefix(f"{path.parent}/")
-            else:
-                mark = _read_pointer(path) if path.name in POINTERS else ""
+        with contextlib.suppress(OSError, StopIteration):  # it changes, or what it names is not there
+            stamp, is_link, beside = _own_stamp(source, name), path.is_symlink(), (target / name).parent
+            mark = read_pointer(path) if path.name in POINTERS and not is_link else ""
+            mark = str(path.readlink()).removeprefix(f"{path.parent}/") if is_link else mark
             is_left = keeps_unknown and os.path.lexists(target / name) and _own_stamp(target, name) not in known
-            if is_left or stamp in known or mark == path.name or not mark.strip(".") or "/" in mark:
-                continue
-            patterns = glob.escape(mark), f"*{glob.escape(mark):0>{POINTER_DIGITS}}"
-            newest = next(found for pattern in patterns for found in beside.glob(pattern))
-            put_file(Path(newest.name) if path.is_symlink() else path, target / name, is_link=path.is_symlink())
-            known.update((stamp, _own_stamp(target, name)))
-
-
-def _read_pointer(path: Path) -> str:
-    with formats.open_regular(path) as file:
-        return file.read(POINTER_BYTES_MAX).decode().strip().rpartition("/")[2]
+            if mark and not is_left and stamp not in known:
+                ending = mark.zfill(POINTER_DIGITS) if mark.isdigit() else "/"
+                newest = next(one.name for one in beside.iterdir() if one.name == mark or one.name.endswith(ending))
+                put_file(Path(newest) if is_link else path, target / name, is_link=is_link)
+                known.update((stamp, _own_stamp(target, name)))
 
 
 def _own_stamp(root: Path, name: str) -> tuple[str, int, int]:
-    path = root / name
-    about = path.lstat()
-    return f"{name}\0{path.readlink()}" if path.is_symlink() else name, about.st_size, about.st_mtime_ns
+    about = (root / name).lstat()
+    text = (root / name).readlink() if stat.S_ISLNK(about.st_mode) else ""
+    return f"{name}\0{text}" if text else name, about.st_size, about.st_mtime_ns
 
 
 def walk(folder: Path) -> Iterator[Path]:

@@ -144,7 +144,11 @@ def add_entry(tree: Tree, path: str, name: str, *, is_top: bool) -> bool:
         tree.files[name] = CheckpointFile(name, about.st_size, about.st_mtime_ns)
         folder, _, last = name.rpartition("/")
         if last in file_groups.POINTERS and about.st_size <= POINTER_BYTES_MAX:
-            with formats.open_regular(Path(path)) as file:
-                text = file.read(POINTER_BYTES_MAX).decode("utf-8", "replace").strip()
-            tree.pointed.add(f"{folder}/{text.rpartition('/')[2]}".lstrip("/"))
+            tree.pointed.add(f"{folder}/{read_pointer(Path(path))}".lstrip("/"))
     return False
+
+
+def read_pointer(path: Path) -> str:
+    """Return the name in a pointer file. Raises OSError."""
+    with formats.open_regular(path) as file:
+        return file.read(POINTER_BYTES_MAX).decode("utf-8", "replace").strip().rpartition("/")[2]
