@@ -30,6 +30,8 @@ class FakeMemory:
     next_folder: tuple[Path, str] | None = None
     asked: list[object] = field(default_factory=list)
 
+    def drop_links(self) -> None: ...
+
     def open(self, checkpoint: Checkpoint | None) -> Checkpoint | None:
         self.asked.append(("open", checkpoint))
         self.is_empty = False

@@ -138,19 +138,24 @@ class CheckpointMemory:
             wanted.update(
                 p.name for p in checkpoint.files if [disk.matches_record(at, p) for at in both] == [True, False]
             )
-        for path in self.folder.rglob("*"):
-            if path.is_symlink() and not path.exists():
-                path.unlink()  # `checkpoint.keep` has deleted what it leads to
-        groups = list(file_groups.group_files(listing.files).values())
-        marks = [name for name in listing.files if PurePosixPath(name).name in file_groups.POINTERS]
-        for group in (*groups, file_groups.FileGroup("", "", "", False, ("",), "", marks)):
+        self.drop_links()
+        for group in file_groups.group_files(listing.files).values():
             is_left = group.is_overwritten and any(os.path.lexists(self.folder / name) for name in group.names)
             for name in group.names:
                 if name in wanted or not (is_left or group.unfinished_reason or os.path.lexists(self.folder / name)):
-                    disk.put_file(
-                        root / name, self.folder / name, is_link=not group.is_overwritten and name not in marks
-                    )
+                    disk.put_file(root / name, self.folder / name, is_link=not group.is_overwritten)
                     self._copied_here.add(listing.files[name].stamp)
+        disk.copy_marks(root, self.folder, self._copied_here, keeps_unknown=True)
+        disk.date_folders(self.folder, listing.files)
+
+    def drop_links(self) -> None:
+        """Delete links to what `checkpoint.keep` has deleted on the disk: scripts ask for the times of all that they find."""
+        for path in disk.walk(self.folder):
+            with contextlib.suppress(OSError):
+                if not path.exists() and path.readlink().is_relative_to(self._job.checkpoints):
+                    path.unlink()
+                    if path.parent != self.folder:
+                        path.parent.rmdir()
 
     # Copies
 
@@ -199,6 +204,7 @@ class CheckpointMemory:
                 return f"{piece.name} has changed since it was saved"
         disk.install([piece.name for piece in todo], stage, root)
         self._stored[order.number] = order
+        disk.copy_marks(self.folder, root, self._copied_here)
         return ""
 
     def _fetch(self, order: orders.CopyCheckpoint, root: Path) -> str:
@@ -254,7 +260,10 @@ class CheckpointMemory:
         files, root = self._stored.pop(number).files, self._job.checkpoints
         if all(disk.matches_record(place, piece) for piece in files for place in (root, self.folder)):
             for piece in files:
-                disk.put_file(root / piece.name, self.folder / piece.name, is_link=True)
+                disk.put_file(root / piece.name, self._base / INCOMING / piece.name, is_link=True)
+                # Fails where a script deletes the folder meanwhile
+                (self._base / INCOMING / piece.name).replace(self.folder / piece.name)
+            disk.date_folders(self.folder, [piece.name for piece in files])
             self._evicted.append(number)
 
     def discard(self, checkpoint: Checkpoint) -> None:
@@ -325,6 +334,7 @@ class CheckpointMemory:
                 disk.install([str(path)], stage, root)
             except OSError as err:
                 error = f"{piece.name}: {err.strerror}"
+        disk.copy_marks(self.folder, root, self._copied_here)
         shutil.rmtree(stage, ignore_errors=True)
         return error
 

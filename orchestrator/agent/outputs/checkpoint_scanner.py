@@ -252,6 +252,8 @@ class CheckpointScanner:
             watches = [(watch, own) for watch, own in watches if watch.prefix]
         if not self._scans_disk:
             watches = watches[:1]
+        if self._memory is not None:
+            self._thread.submit(self._memory.drop_links)
         self._scan_future = self._thread.submit(_scan_watches, watches, moment)
         self._wake_after(self._scan_future)
 

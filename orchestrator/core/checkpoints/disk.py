@@ -13,13 +13,14 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from orchestrator.core.checkpoints import formats
 from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointFile
-from orchestrator.core.checkpoints.file_groups import is_checkpoint_file, mask_numbers
+from orchestrator.core.checkpoints.file_groups import POINTERS, is_checkpoint_file, mask_numbers
+from orchestrator.core.checkpoints.tree import read_pointer
 from orchestrator.core.jobdir.durable import atomic_replacement, sync_folder
 
 BLOCK_BYTES = 4 << 20
@@ -30,6 +31,9 @@ complete."""
 
 FREE_SHARE, PASSING_SHARE = 0.5, 0.9
 """Share of the free space that a copy may take, and the share while the older one that it replaces still exists."""
+
+POINTER_DIGITS = 7
+"""How many digits Megatron gives a number in a folder's name; its pointer file has the number alone."""
 
 Pace = Callable[[int], None]
 """Called with the number of bytes that were read; it may wait, or raise to give up."""
@@ -277,19 +281,57 @@ def put_file(source: Path, target: Path, *, is_link: bool = False, is_hard: bool
 
 def install(names: Iterable[str], stage: Path, root: Path) -> None:
     """Move complete files from a staging folder to their places below `root`, durably. Raises OSError."""
-    folders = {root}
+    names, folders = tuple(names), {root}
     for path in map(PurePosixPath, names):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (stage / path).replace(root / path)
         folders.update(root / folder for folder in path.parents)
+    date_folders(root, names)
     for folder in folders:
         sync_folder(folder)
+
+
+def date_folders(root: Path, names: Iterable[str]) -> None:
+    """Give the folders of files below `root` the time of what is newest in them, as if ranks had written all of it: scripts that
+    delete their oldest checkpoints sort by it."""
+    for folder in sorted({folder for name in names for folder in PurePosixPath(name).parents}, reverse=True)[:-1]:
+        with contextlib.suppress(OSError):
+            newest_ns = max(path.stat().st_mtime_ns for path in (root / folder).iterdir())
+            os.utime(root / folder, ns=(newest_ns, newest_ns))
+
+
+def copy_marks(source: Path, target: Path, known: set[tuple[str, int, int]], *, keeps_unknown: bool = False) -> None:
+    """Copy what names the newest checkpoint beside it, pointer files and links that scripts make, once that checkpoint is at the target,
+    too. `known`: versions that are copies; `keeps_unknown`: only these are replaced."""
+    for path in walk(source):
+        name = str(path.relative_to(source))
+        with contextlib.suppress(OSError, StopIteration):  # it changes, or what it names is not there
+            stamp, is_link, beside = _own_stamp(source, name), path.is_symlink(), (target / name).parent
+            mark = read_pointer(path) if path.name in POINTERS and not is_link else ""
+            mark = str(path.readlink()).removeprefix(f"{path.parent}/") if is_link else mark
+            is_left = keeps_unknown and os.path.lexists(target / name) and _own_stamp(target, name) not in known
+            if mark and not is_left and stamp not in known:
+                ending = mark.zfill(POINTER_DIGITS) if mark.isdigit() else "/"
+                newest = next(one.name for one in beside.iterdir() if one.name == mark or one.name.endswith(ending))
+                put_file(Path(newest) if is_link else path, target / name, is_link=is_link)
+                known.update((stamp, _own_stamp(target, name)))
+
+
+def _own_stamp(root: Path, name: str) -> tuple[str, int, int]:
+    about = (root / name).lstat()
+    text = (root / name).readlink() if stat.S_ISLNK(about.st_mode) else ""
+    return f"{name}\0{text}" if text else name, about.st_size, about.st_mtime_ns
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """Yield all that is below a folder, which may change meanwhile."""
+    return (Path(above, name) for above, folders, names in os.walk(folder) for name in (*folders, *names))
 
 
 def list_files(folder: Path) -> list[CheckpointFile]:
     """Return the regular files below a folder, hidden ones, too, but none through links. It may change meanwhile."""
     found = []
-    for path in (Path(above, name) for above, _, names in os.walk(folder) for name in names):
+    for path in walk(folder):
         with contextlib.suppress(OSError):
             about = path.lstat()
             if stat.S_ISREG(about.st_mode):

@@ -129,10 +129,12 @@ def add_entry(tree: Tree, path: str, name: str, *, is_top: bool) -> bool:
     if stat.S_ISLNK(about.st_mode):
         target = Path(os.path.realpath(path))
         real_root = Path(os.path.realpath(tree.root))
+        is_on_disk = tree.disk_folder is not None and target.is_relative_to(tree.disk_folder)
+        if is_on_disk and target != Path(str(tree.disk_folder), name):
+            target = real_root / target.relative_to(str(tree.disk_folder))  # a script's link, to one of orch
         if target.is_relative_to(real_root):
             tree.pointed.add(str(target.relative_to(real_root)))
             return False
-        is_on_disk = tree.disk_folder is not None and target.is_relative_to(tree.disk_folder)
         if not (is_top or is_on_disk) or real_root.is_relative_to(target):
             return False
         about = os.stat(path)  # noqa: PTH116
@@ -142,7 +144,11 @@ def add_entry(tree: Tree, path: str, name: str, *, is_top: bool) -> bool:
         tree.files[name] = CheckpointFile(name, about.st_size, about.st_mtime_ns)
         folder, _, last = name.rpartition("/")
         if last in file_groups.POINTERS and about.st_size <= POINTER_BYTES_MAX:
-            with formats.open_regular(Path(path)) as file:
-                text = file.read(POINTER_BYTES_MAX).decode("utf-8", "replace").strip()
-            tree.pointed.add(f"{folder}/{text.rpartition('/')[2]}".lstrip("/"))
+            tree.pointed.add(f"{folder}/{read_pointer(Path(path))}".lstrip("/"))
     return False
+
+
+def read_pointer(path: Path) -> str:
+    """Return the name in a pointer file. Raises OSError."""
+    with formats.open_regular(path) as file:
+        return file.read(POINTER_BYTES_MAX).decode("utf-8", "replace").strip().rpartition("/")[2]

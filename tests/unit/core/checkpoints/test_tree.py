@@ -106,6 +106,16 @@ def test_links_from_memory_to_disk_are_followed_at_any_depth(tmp_path: Path) -> 
     assert tree.scan(place).files == {}
 
 
+def test_link_of_a_script_over_one_to_disk_is_a_pointer(tmp_path: Path) -> None:
+    place, disk = tmp_path / "memory", tmp_path / "disk"
+    write(disk / "step-1.pt")
+    place.mkdir()
+    (place / "step-1.pt").symlink_to(disk / "step-1.pt")
+    (place / "last.pt").symlink_to("step-1.pt")
+    found = tree.scan(place, disk_folder=disk)
+    assert (sorted(found.files), found.pointed) == (["step-1.pt"], {"step-1.pt"})
+
+
 def test_place_behind_link_keeps_its_own_names(tmp_path: Path) -> None:
     write(tmp_path / "real/step-1.pt")
     (tmp_path / "real/last.pt").symlink_to("step-1.pt")
