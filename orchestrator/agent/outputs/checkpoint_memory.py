@@ -206,6 +206,8 @@ class CheckpointMemory:
         stage, failures = self._base / INCOMING, list[str]()
         shutil.rmtree(stage, ignore_errors=True)
         todo = [piece for piece in order.files if not disk.matches_record(root, piece)]
+        if order.target is CopyTarget.NEIGHBOUR:  # the newest before it stays until it is there
+            self._drop([one for one in self._neighbours() if int(one.name) < order.number][: 1 - NUMBERS_KEPT])
         rooms = find_rooms(self._base)
         if order.target is CopyTarget.NEIGHBOUR:
             rooms.append(self._config.memory_bytes - used_bytes(self._base))
@@ -243,7 +245,10 @@ class CheckpointMemory:
         numbers = sorted(number for number, order in self._stored.items() if not order.is_overwritten)
         for number in numbers[: len(numbers) - kept]:
             self.between_scans(functools.partial(self._link, number))
-        for folder in self._neighbours()[:-NUMBERS_KEPT]:
+        self._drop(self._neighbours()[:-NUMBERS_KEPT])
+
+    def _drop(self, neighbours: list[Path]) -> None:
+        for folder in neighbours:
             shutil.rmtree(folder, ignore_errors=True)
             self._dropped.append(int(folder.name))
 
