@@ -105,6 +105,7 @@ run(1000000, 0.05, at_step, int(Path(resume_from).stem.rpartition("-")[2]) if re
 """Two ranks that make 20 steps a second together; the second saves at step 20, and then every so many seconds."""
 
 WIRE_MBIT = 1000
+SHM = "/mnt/memory"
 EVERY_S = 10.0
 LOST_BYTES = STATE_BYTES // 4
 """State of the rank whose host is lost: as much as such a wire carries to two places within the time between two checkpoints."""
@@ -215,12 +216,13 @@ def stall() -> None:
 
 
 def submit(desk: Desk, way: str, size_bytes: int, every_s: float) -> Job:
-    """Submit a rank on node1 and one on node2, with a spare; what ends a job makes wires fast again."""
+    """Submit a rank on node1 and one on node2, with a spare; what ends a job undoes what is done to hosts."""
     for node in desk.box.nodes:
         desk.box.slow_wire(node.name, WIRE_MBIT)
+        desk.box.mount_small(node.name, SHM, f"{12 * STATE_BYTES}")  # a host's own /dev/shm is small
     return desk.submit(
         {**FAKE_TORCH, "train.py": SAVER}, nodes=2, spares=1, procs_per_node=1, ssh={"hosts": "node[1-3]"},
-        checkpoint={"keep": 3, **WAYS[way]}, env={"BYTES": str(size_bytes), "EVERY_S": str(every_s)},
+        checkpoint={"keep": 3, **WAYS[way], **({"memory_dir": SHM} if way == "memory" else {})}, env={"BYTES": str(size_bytes), "EVERY_S": str(every_s)},
     )  # fmt: skip
 
 
