@@ -109,8 +109,8 @@ SHM = "/mnt/memory"
 EVERY_S = 10.0
 LOST_BYTES = STATE_BYTES // 4
 """State of the rank whose host is lost: as much as such a wire carries to two places within the time between two checkpoints."""
-CUT_S = (3.0, 6.0, 9.0)
-"""How long after a checkpoint was complete its host loses its power, by run."""
+CUT_S = (5.0, 7.0, 9.0)
+"""How long after a checkpoint was written its host loses its power, by run."""
 
 
 def median(values: list[float]) -> float:
@@ -126,16 +126,16 @@ def is_home(one: Checkpoint) -> bool:
 
 
 def watch(job: JobDir, is_over: Callable[[Mapping[int, dict[str, float]]], bool]) -> dict[int, dict[str, float]]:
-    """Watch a job's ledger; return when each checkpoint was complete, safe and at home, by number."""
+    """Watch a job's ledger; return when each checkpoint was written, safe and at home, by number."""
     found: dict[int, dict[str, float]] = {}
     end_s = time.monotonic() + RUN_S_MAX
     while not is_over(found):
         if time.monotonic() > end_s:
             raise TimeoutError(f"{job.root}: not within {RUN_S_MAX:g} s: {found}")
         for number, one in ledger.read(job.root, job.ledger)[0].items():
+            times = found.setdefault(number, {"written": one.written_ns / 1e9})
             if one.state is CheckpointState.WHOLE:
-                holds = {"complete": True, "safe": memory.is_safe(one), "home": is_home(one)}
-                times = found.setdefault(number, {})
+                holds = {"safe": memory.is_safe(one), "home": is_home(one)}
                 times |= {name: time.time() for name, so in holds.items() if so and name not in times}
         time.sleep(POLL_S)
     return found
@@ -160,7 +160,7 @@ def train(folder: Path, form: str, way: str) -> dict[str, float]:
         print(f"   {way} is left out: {err}")
         return {}
     try:
-        seen = watch(job.folder, lambda found: job.folder.ended.exists() or len(found) > SAVES)
+        seen = watch(job.folder, lambda found: job.folder.ended.exists())
         lines = [line.split() for line in job.folder.rank_log(1, 0).read_text().splitlines()]
         lines = [words for words in lines if words[:1] in (["save"], ["step"])]
     finally:
@@ -227,18 +227,18 @@ def submit(desk: Desk, way: str, size_bytes: int, every_s: float) -> Job:
 
 
 def travel(desk: Desk, way: str) -> dict[str, float]:
-    """Return how long after it was complete one checkpoint was safe, and at home."""
+    """Return how long after it was written one checkpoint was safe, and at home."""
     job = submit(desk, way, STATE_BYTES, 10 * RUN_S_MAX)
     times = watch(job.folder, lambda found: "home" in found.get(1, {}))[1]
     desk.clear_up()
-    return {name: times[name] - times["complete"] for name in ("safe", "home")}
+    return {name: times[name] - times["written"] for name in ("safe", "home")}
 
 
 def lose(desk: Desk, way: str, cut_s: float) -> dict[str, float]:
-    """Switch the host off so long after a checkpoint was complete; return how many steps that costs, and how long it takes."""
+    """Switch the host off so long after a checkpoint was written; return how many steps that costs, and how long it takes."""
     job = submit(desk, way, LOST_BYTES, EVERY_S)
-    complete_s = watch(job.folder, lambda found: 4 in found)[4]["complete"]
-    time.sleep(max(0.0, complete_s + cut_s - time.time()))
+    written_s = watch(job.folder, lambda found: 4 in found)[4]["written"]
+    time.sleep(max(0.0, written_s + cut_s - time.time()))
     desk.box.power_off("node2")
     job.until(lambda seen: seen["attempt"] == 2 and (seen["step"] or 0) > 0, "a step of the next attempt", RUN_S_MAX)
     first = job.why()[0]
@@ -262,7 +262,7 @@ def host() -> None:
         rows.append((way, aimed(figures["safe"]), aimed(figures["home"]), steps, aimed(figures["steps"] * 0.05)))
     table(f"a checkpoint of {STATE_BYTES / 1e9:g} GB on a host that sends {WIRE_MBIT / 1000:g} Gbit/s", rows)
     cuts = "/".join(f"{cut:g}" for cut in CUT_S[:RUNS])
-    print(f"   lost: {LOST_BYTES / 1e9:g} GB every {EVERY_S:g} s at 20 steps/s, {cuts} s after the fourth was complete")
+    print(f"   lost: {LOST_BYTES / 1e9:g} GB every {EVERY_S:g} s at 20 steps/s, {cuts} s after the fourth was written")
 
 
 def main(names: list[str]) -> None:
