@@ -166,8 +166,8 @@ def _check_this_machine(plan: Plan, environ: Mapping[str, str]) -> Iterator[Find
     """Check this machine's resources and GPUs."""
     from orchestrator.agent.host import check_steps
 
-    outside = (*resources.external_folders(plan.checkpoint_glob), *filter(None, [plan.memory_dir]))
-    folders = (str(home.job_home(environ)), *outside)
+    own, outside = str(home.job_home(environ)), resources.external_folders(plan.checkpoint_glob)
+    folders = (own, *outside, *filter(None, [plan.memory_dir]))
     request = GatherFacts("", {}, (), (), folders, (), counts_gpus=False)
     facts = check_steps.CheckSteps(environ).gather_facts(request)
     ranks = sum(len(one.ranks) for one in plan.nodes)

@@ -224,9 +224,9 @@ class MemoryCopies:
         as for lack of room; empty for none."""
         hosts, place = self.hosts(), self._gang.index(node) if node in self._gang else 0
         ring = (*(name for name in hosts if name not in self._gang), *self._gang[place + 1 :], *self._gang[:place])
-        able = (name for name in ring if name in hosts and name != node and hosts[name].memory_addresses)
-        keys = ((name, (checkpoint.number, name, CopyTarget.NEIGHBOUR)) for name in able)
-        return next((name for name, key in keys if at >= self._retry_at.get(key, at)), "")
+        others = (name for name in ring if name in hosts and name != node and hosts[name].memory_addresses)
+        keys = ((checkpoint.number, name, CopyTarget.NEIGHBOUR) for name in others)
+        return next((key[1] for key in keys if at >= self._retry_at.get(key, at)), "")
 
     def _order(
         self,
