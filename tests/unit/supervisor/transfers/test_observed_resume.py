@@ -38,7 +38,7 @@ def _read(*names: str, attempt: int = 2, is_known: bool = True) -> CheckpointsRe
 def _began(*names: str, saves: list[Checkpoint] = SAVES) -> int | None:
     """Return what one node had read that is alone."""
     began = ResumeSourceTracker().add_report("n0", _read(*names), ALONE, saves, saves[0])
-    return None if began is None else began.save
+    return None if began is None else began[0]
 
 
 def test_start_checkpoint_is_known_by_file_location() -> None:
