@@ -191,7 +191,9 @@ def train(folder: Path, form: str, way: str) -> dict[str, float]:
 
 def stall() -> None:
     """To disk, to memory and in the background, in turns."""
-    rows = [("saved by", "to", "stall", "of that on disk", "until on disk", "steps meanwhile", "their processor time")]
+    rows: list[tuple[str, ...]] = [
+        ("saved by", "to", "stall", "of that on disk", "until on disk", "steps meanwhile", "their processor time")
+    ]
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="orch-bench-checkpoints-", dir="/var/tmp") as place:
         for _ in range(RUNS):
