@@ -257,7 +257,7 @@ def host() -> None:
         for turn in range(RUNS):
             for way, runs in ways.items():
                 runs.append({**travel(desk, way), **lose(desk, way, CUT_S[turn % len(CUT_S)])})
-    rows = [("to", "until safe", "until home", "steps that a lost host costs", "which are")]
+    rows: list[tuple[str, ...]] = [("to", "until safe", "until home", "steps that a lost host costs", "which are")]
     for way, runs in ways.items():
         figures = {name: median([one[name] for one in runs]) for name in runs[0]}
         steps = "/".join(f"{one['steps']:.0f}" for one in runs)
