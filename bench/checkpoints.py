@@ -106,6 +106,10 @@ run(1000000, 0.05, at_step, int(Path(resume_from).stem.rpartition("-")[2]) if re
 
 WIRE_MBIT = 1000
 SHM = "/mnt/memory"
+MOUNT = (
+    f"umount -l {SHM} 2>/dev/null; mkdir -p {SHM} && mount -t tmpfs -o size={12 * STATE_BYTES},mode=1777 memory {SHM}"
+)
+"""A host's own /dev/shm is small."""
 EVERY_S = 10.0
 LOST_BYTES = STATE_BYTES // 4
 """State of the rank whose host is lost: as much as such a wire carries to two places within the time between two checkpoints."""
@@ -221,7 +225,7 @@ def submit(desk: Desk, way: str, size_bytes: int, every_s: float) -> Job:
     """Submit a rank on node1 and one on node2, with a spare; what ends a job undoes what is done to hosts."""
     for node in desk.box.nodes:
         desk.box.slow_wire(node.name, WIRE_MBIT)
-        desk.box.mount_small(node.name, SHM, f"{12 * STATE_BYTES}")  # a host's own /dev/shm is small
+        node.run(["sh", "-c", MOUNT])
     return desk.submit(
         {**FAKE_TORCH, "train.py": SAVER}, nodes=2, spares=1, procs_per_node=1, ssh={"hosts": "node[1-3]"},
         checkpoint={"keep": 3, **WAYS[way], **({"memory_dir": SHM} if way == "memory" else {})}, env={"BYTES": str(size_bytes), "EVERY_S": str(every_s)},
@@ -257,6 +261,7 @@ def host() -> None:
         for turn in range(RUNS):
             for way, runs in ways.items():
                 runs.append({**travel(desk, way), **lose(desk, way, CUT_S[turn % len(CUT_S)])})
+                print("  ", way, runs[-1], flush=True)
     rows: list[tuple[str, ...]] = [("to", "until safe", "until home", "steps that a lost host costs", "which are")]
     for way, runs in ways.items():
         figures = {name: median([one[name] for one in runs]) for name in runs[0]}
