@@ -137,6 +137,8 @@ def watch(job: JobDir, is_over: Callable[[Mapping[int, dict[str, float]]], bool]
         if time.monotonic() > end_s:
             raise TimeoutError(f"{job.root}: not within {RUN_S_MAX:g} s: {found}")
         for number, one in ledger.read(job.root, job.ledger)[0].items():
+            if not one.written_ns:
+                continue
             times = found.setdefault(number, {"written": one.written_ns / 1e9})
             if one.state is CheckpointState.WHOLE:
                 holds = {"safe": memory.is_safe(one), "home": is_home(one)}
