@@ -57,6 +57,7 @@ bench: $(DEV_STAMP) ## measure what the design promises, as ratios; needs a quie
 	$(BIN)/python -m bench.starts
 	$(BIN)/python -m bench.eyes
 	$(BIN)/python -m bench.hang_rule
+	$(BIN)/python -m bench.checkpoints
 	$(BIN)/python -m bench.goodput
 	$(BIN)/python -m bench.revival
 	$(BIN)/python -m bench.scale

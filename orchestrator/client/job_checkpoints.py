@@ -372,7 +372,12 @@ def _start_json(event: CheckpointRead | None, read: Checkpoint | None, given: Ch
         path = event.other.removeprefix(START_PREFIX) or None
         return {"save": None, "path": path, "step": None, "chosen_by": "script"} if path or given else None
     chosen_by = "script" if not read.is_named or given is None or read.number != given.number else "orch"
-    return {"save": read.number, "path": read.path, "step": read.step, "chosen_by": chosen_by}
+    return {
+        "save": read.number,
+        "path": read.path if read.locations else read.main,
+        "step": read.step,
+        "chosen_by": chosen_by,
+    }
 
 
 def _proof_json(checkpoint: Checkpoint) -> Json:

@@ -166,7 +166,8 @@ def _check_this_machine(plan: Plan, environ: Mapping[str, str]) -> Iterator[Find
     """Check this machine's resources and GPUs."""
     from orchestrator.agent.host import check_steps
 
-    folders = (str(home.job_home(environ)), *resources.external_folders(plan.checkpoint_glob))
+    own, outside = str(home.job_home(environ)), resources.external_folders(plan.checkpoint_glob)
+    folders = (own, *outside, *filter(None, [plan.memory_dir]))
     request = GatherFacts("", {}, (), (), folders, (), counts_gpus=False)
     facts = check_steps.CheckSteps(environ).gather_facts(request)
     ranks = sum(len(one.ranks) for one in plan.nodes)
@@ -175,6 +176,8 @@ def _check_this_machine(plan: Plan, environ: Mapping[str, str]) -> Iterator[Find
         sum(len(one.gpus) for one in plan.nodes),
         bool(plan.setup),
         checkpoint_space.last_bytes(plan, environ),
+        plan.memory_bytes,
+        plan.memory_dir,
     )
     hostname = socket.gethostname()
     for judged in node.findings(hostname, facts, job):

@@ -85,6 +85,8 @@ class FolderFacts:
     free_bytes: int
     # UNKNOWN where the disk does not count them
     free_inodes: int
+    # The kernel does not say that it is on a disk
+    may_be_memory: bool = True
 
 
 @dataclass(frozen=True, slots=True)

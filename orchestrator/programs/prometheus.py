@@ -150,6 +150,7 @@ class _MetricFamilies:
                 ("bytes", "Its size.", history.checkpoint_bytes),
                 ("age_seconds", "Its age.", age_s),
                 ("stall_seconds", "How long ranks made no steps because of it.", history.checkpoint_stall_s),
+                ("safe", "1 if it outlives the loss of any one host.", float(status.checkpoint.safe)),
             )
             for name, what, value in gauges:
                 self._gauge(f"orch_checkpoint_{name}", what, value, job_id=status.id)

@@ -42,6 +42,7 @@ ROOT = Path(brain.__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 LAUNCH = (ROOT / "docs" / "launch.md").read_text()
+CHECKPOINTS = (ROOT / "docs" / "checkpoints.md").read_text()
 SSH = (ROOT / "docs" / "ssh.md").read_text()
 SLURM = (ROOT / "docs" / "slurm.md").read_text()
 STAGES = (
@@ -189,7 +190,7 @@ def _anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "text", [text for page in (README, REFERENCE, LAUNCH, HANGS, SLURM) for text in _blocks(page, "yaml")]
+    "text", [text for page in (README, REFERENCE, LAUNCH, CHECKPOINTS, HANGS, SLURM) for text in _blocks(page, "yaml")]
 )
 def test_job_files_in_the_documents_load(text: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()

@@ -85,7 +85,10 @@ def inspect_folder(folder: str) -> FolderFacts:
     except OSError as err:
         fault = f"{nearest}: {(err.strerror or str(err)).lower()}"
     inodes = disk.f_favail if disk.f_files else UNKNOWN
-    return FolderFacts(str(path), fault, disk.f_bavail * disk.f_frsize, inodes)
+    device, mounts = nearest.stat().st_dev, procfs.read_text(Path("/proc/self/mountinfo")).splitlines()
+    kinds = {words[2]: words[words.index("-") + 1] for words in map(str.split, mounts)}
+    may_be_memory = kinds.get(f"{os.major(device)}:{os.minor(device)}", "tmpfs") in ("tmpfs", "ramfs")
+    return FolderFacts(str(path), fault, disk.f_bavail * disk.f_frsize, inodes, may_be_memory)
 
 
 def external_folders(glob: str) -> tuple[str, ...]:

@@ -212,9 +212,13 @@ class CheckpointMemory:
         stage, failures = self._base / INCOMING, list[str]()
         shutil.rmtree(stage, ignore_errors=True)
         todo = [piece for piece in order.files if not disk.matches_record(root, piece)]
-        rooms = find_rooms(self._base)
-        if order.target is CopyTarget.NEIGHBOUR:
-            rooms.append(self._config.memory_bytes - used_bytes(self._base))
+        is_neighbour = order.target is CopyTarget.NEIGHBOUR
+        others = [one for one in self._neighbours() if one.name != str(order.number)]
+        for folder in others[: 1 - NUMBERS_KEPT] if is_neighbour else ():  # the newest stays until this one is there
+            shutil.rmtree(folder, ignore_errors=True)
+            self._dropped.append(int(folder.name))
+        limit_bytes = self._config.memory_bytes if is_neighbour else 1 << 60
+        rooms = [*find_rooms(self._base), limit_bytes - used_bytes(self._base)]
         if (needed_bytes := sum(piece.size_bytes for piece in todo)) > min(rooms):
             return f"{needed_bytes / 1e9:.1f} GB do not fit into {max(min(rooms), 0) / 1e9:.1f} GB"
         for source in order.sources:
@@ -249,9 +253,6 @@ class CheckpointMemory:
         numbers = sorted(number for number, order in self._stored.items() if not order.is_overwritten)
         for number in numbers[: len(numbers) - kept]:
             self.between_scans(functools.partial(self._link, number))
-        for folder in self._neighbours()[:-NUMBERS_KEPT]:
-            shutil.rmtree(folder, ignore_errors=True)
-            self._dropped.append(int(folder.name))
 
     def _neighbours(self) -> list[Path]:
         return sorted((self._base / memory.NEIGHBOURS).glob("*"), key=lambda folder: int(folder.name))

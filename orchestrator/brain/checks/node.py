@@ -123,6 +123,13 @@ def _memory(name: str, folder: FolderFacts, facts: HostFacts, job: JobNeeds) -> 
     if fault:
         fix = "lower checkpoint.memory, free some memory there, or name another folder in checkpoint.memory_dir"
         yield warning("memory", [name], f"checkpoints would be written to disk: {fault}", fix)
+    elif not folder.may_be_memory:
+        yield warning(
+            "memory",
+            [name],
+            f"{folder.path} is on a disk: checkpoints there are not in memory",
+            "name a tmpfs in checkpoint.memory_dir, such as /dev/shm",
+        )
 
 
 def _resources(name: str, facts: HostFacts, job: JobNeeds) -> Iterator[Finding]:

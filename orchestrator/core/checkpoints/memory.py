@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointFile, FileLocation
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointFile, CheckpointState, FileLocation
 
 CHECKPOINTS, NEIGHBOURS = "checkpoints", "neighbours"
 
@@ -37,7 +37,7 @@ def available_locations(checkpoint: Checkpoint, hosts: Collection[str]) -> tuple
 def safe_files(checkpoint: Checkpoint) -> Iterator[CheckpointFile]:
     """Yield the files of a checkpoint that are on a disk for all hosts, or on two hosts, in memory or on a disk of their own."""
     locations = [(one.host, frozenset(one.names)) for one in checkpoint.locations]
-    for piece in checkpoint.files:
+    for piece in checkpoint.files if checkpoint.state is not CheckpointState.PRUNED else ():
         hosts = {host for host, names in locations if not names or piece.name in names}
         if "" in hosts or len(hosts) > 1:
             yield piece

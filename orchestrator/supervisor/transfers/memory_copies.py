@@ -3,7 +3,7 @@
 Rules
 - The newest checkpoint goes first, to another host and to the disk at the same time; of each node one goes to the disk at a time.
 - Older ones that no longer fit into the memory with the next one, and are not on the disk by then, are skipped.
-- A spare keeps copies before other nodes; else the next node of the gang.
+- A spare keeps copies before other nodes; without one, or if it has no room, the next node of the gang.
 - What an agent was asked for is asked for again when it has connected again; what failed, after a pause.
 - An agent compares each file before it uses or copies it: a location may be stale, and costs time, never a wrong file.
 """
@@ -212,18 +212,21 @@ class MemoryCopies:
             if one.is_memory and one.host in hosts and _is_original(one):
                 others = [other for other in checkpoint.locations if other.host != one.host]
                 names = memory.find_missing(checkpoint, others).intersection(one.names)
-                if names and (holder := self._find_holder(one.host, hosts)):
+                if names and (holder := self._find_holder(at, checkpoint, one.host)):
                     all_names, sources = wanted.setdefault(holder, (set(), []))
                     all_names.update(names)
                     sources.append(one)
         for holder, (all_names, sources) in wanted.items():
             self._order(at, holder, checkpoint, all_names, CopyTarget.NEIGHBOUR, tuple(sources))
 
-    def _find_holder(self, node: str, hosts: Mapping[str, reports.Hello]) -> str:
-        """Return which other host keeps copies of a node's files: a spare, else the next of the gang; empty for none."""
-        at = self._gang.index(node) if node in self._gang else 0
-        ring = (*(name for name in hosts if name not in self._gang), *self._gang[at + 1 :], *self._gang[:at])
-        return next((name for name in ring if name in hosts and name != node and hosts[name].memory_addresses), "")
+    def _find_holder(self, at: float, checkpoint: Checkpoint, node: str) -> str:
+        """Return which other host keeps copies of a node's files: a spare, else the next of the gang, one that has not just failed,
+        as for lack of room; empty for none."""
+        hosts, place = self.hosts(), self._gang.index(node) if node in self._gang else 0
+        ring = (*(name for name in hosts if name not in self._gang), *self._gang[place + 1 :], *self._gang[:place])
+        others = (name for name in ring if name in hosts and name != node and hosts[name].memory_addresses)
+        keys = ((checkpoint.number, name, CopyTarget.NEIGHBOUR) for name in others)
+        return next((key[1] for key in keys if at >= self._retry_at.get(key, at)), "")
 
     def _order(
         self,

@@ -332,6 +332,15 @@ def test_attempt_began_from_what_script_read(
     assert began == (None if told is None else {**wanted, "chosen_by": told[1]})
 
 
+def test_attempt_began_from_what_was_overwritten_in_memory_since(shelf: Shelf) -> None:
+    """A checkpoint without locations keeps its name."""
+    known = job_checkpoints.load_checkpoints(shelf.job)
+    shelf.change(dataclasses.replace(known[1], locations=(), state=CheckpointState.GONE))
+    news = [*jobs.submitted(), jobs.again(2, 7.0, None), e.CheckpointRead(8.0, 2, 1)]
+    began = Job(shelf.job).why(jobs.record(jobs.entries(news)))["attempts"][1]["began_from"]
+    assert began["path"] == known[1].main
+
+
 def test_post_mortem_without_readable_ledger_omits_checkpoints(shelf: Shelf) -> None:
     """A post-mortem without a readable ledger says nothing of checkpoints."""
     shelf.job.ledger.unlink()
@@ -369,13 +378,14 @@ def test_part_in_memory_of_one_host_is_not_safe(shelf: Shelf) -> None:
     shelf.add(30, locations=(in_memory,))
     shelf.add(40, locations=(in_memory, FileLocation("node-1", "/dev/shm/orch-y/neighbours/4", is_memory=True)))
     shelf.add(50, state=CheckpointState.OPEN)
+    shelf.add(60, state=CheckpointState.PRUNED)
     listed = job_checkpoints.list_checkpoints(shelf.job, shelf.plan, verify=False)
     rows = {one["step"]: one for one in listed if one["save"]}
     assert [(row["step"], row["safe"]) for row in rows.values()] == [
-        (10, True), (20, True), (30, False), (40, True), (50, False),
+        (10, True), (20, True), (30, False), (40, True), (50, False), (60, False),
     ]  # fmt: skip
     assert rows[30]["places"] == [{"host": "node-0", "path": "/dev/shm/orch-x/checkpoints", "memory": True}]
-    assert (rows[30]["safe_bytes"], rows[40]["safe_bytes"]) == (0, rows[40]["bytes"])
+    assert [rows[step]["safe_bytes"] for step in (30, 40, 60)] == [0, rows[40]["bytes"], 0], "the last one was deleted"
 
 
 def test_stall_in_memory_follows_from_size(shelf: Shelf) -> None:

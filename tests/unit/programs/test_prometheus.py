@@ -11,9 +11,20 @@ import prometheus_client
 from orchestrator.core import codec
 from orchestrator.core.host import host_health
 from orchestrator.core.host.host_health import HostHealth
+from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.jobdir.status_file import CheckpointStatus
 from orchestrator.programs.prometheus import make_registry
 from tests.support import folders, jobs
+
+
+def test_checkpoint_in_one_memory_is_not_safe(tmp_path: Path) -> None:
+    job = folders.make(tmp_path, [*jobs.submitted(), *jobs.running(1, 1.0, 7)])
+    status = status_file.read(job, 1.0)
+    for is_safe in (True, False):
+        status_file.write(job, replace(status, checkpoint=CheckpointStatus("/c/a.pt", 7, is_safe)), durable=False)
+        text = prometheus_client.generate_latest(make_registry(tmp_path)).decode()
+        assert f'orch_checkpoint_safe{{job_id="{job.id}"}} {float(is_safe)}' in text
 
 
 def test_running_jobs_hold_gpus_and_rest_free(tmp_path: Path) -> None:

@@ -142,6 +142,20 @@ def test_neighbour_keeps_the_newest_copies(pair: tuple[MemoryBench, MemoryBench]
     assert (roots[2] / "step_3/a.pt").read_bytes() == b"3"
 
 
+def test_five_times_the_files_of_a_checkpoint_are_enough_room(pair: tuple[MemoryBench, MemoryBench]) -> None:
+    """Two that are stored, one that is being written, and two of another node: the older one of these makes room for the newest."""
+    one, other = pair
+    data = bytes(MEMORY_BYTES // 5 - 1000)
+    for number in range(1, 4):
+        other.save(f"own_{number}.pt", data)
+    reports = []
+    for number in range(1, 5):
+        one.save(f"step_{number}.pt", data, number * S)
+        files = pieces(one.memory.folder, f"step_{number}.pt")
+        reports.append(other.copy(number, files, CopyTarget.NEIGHBOUR, one.location(), peer=one))
+    assert [(done.error, done.dropped) for done in reports] == [("", ()), ("", ()), ("", (1,)), ("", (2,))]
+
+
 def test_evicted_file_is_sent_from_disk(pair: tuple[MemoryBench, MemoryBench], rooms: list[int]) -> None:
     one, other = pair
     one.save("step_1.pt", b"1" * 99)

@@ -96,3 +96,6 @@ def test_checkpoints_must_fit_into_memory() -> None:
     assert not list(node.findings("gpu01", host(folders=(roomy,), available_bytes=100 * GIB), job))
     (found,) = node.findings("gpu01", host(folders=(dataclasses.replace(shm, fault="/: read-only file system"),)), job)
     assert found.found == "checkpoints would be written to disk: /: read-only file system"
+    on_disk = dataclasses.replace(roomy, may_be_memory=False)
+    (found,) = node.findings("gpu01", host(folders=(on_disk,), available_bytes=100 * GIB), job)
+    assert found.found == "/dev/shm is on a disk: checkpoints there are not in memory" and found.severity is W

@@ -120,6 +120,18 @@ def test_lost_host_leaves_what_its_neighbour_has(tmp_path: Path) -> None:
     assert world.desk.memory.finished_restores == [("n9", "")]
 
 
+def test_spare_without_room_leaves_copies_to_the_gang(tmp_path: Path) -> None:
+    """A spare would keep the files of all nodes; what does not fit there goes to the next node at once."""
+    world = MemoryWorld(tmp_path, "n0", "n1", spares=("n9",))
+    save = world.save_all("step-10")
+    world.orders()
+    world.copied("n9", NEIGHBOUR, save, ("step-10/rank0.pt",), error="9.0 GB do not fit into 5.0 GB")
+    assert {order for order in world.orders() if order[1] is NEIGHBOUR} == {("n0", NEIGHBOUR, 1), ("n1", NEIGHBOUR, 1)}
+    world.copied("n1", NEIGHBOUR, save, ("step-10/rank0.pt",))
+    world.copied("n0", NEIGHBOUR, save, ("step-10/rank1.pt",))
+    assert memory.is_safe(world.latest())
+
+
 def test_checkpoint_that_only_lost_hosts_have_is_gone(tmp_path: Path) -> None:
     world = MemoryWorld(tmp_path, "n0", "n1")
     world.save_all("step-10")
