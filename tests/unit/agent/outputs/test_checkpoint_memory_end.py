@@ -212,7 +212,7 @@ def test_copy_under_way_leaves_nothing_behind_when_the_agent_ends(
     def fetch(*given: Any) -> str:
         (*_, stage, pace) = given
         is_asked.set()
-        time.sleep(0.2)
+        time.sleep(1.5)
         write(stage / "a_1.pt", b"data", 5 * S)
         pace(4)
         return ""
@@ -224,5 +224,5 @@ def test_copy_under_way_leaves_nothing_behind_when_the_agent_ends(
         files, source = pieces(bench.memory.folder, "a_1.pt"), FileLocation("node-1", "/there", is_memory=True)
         bench.memory.copy(orders.CopyCheckpoint(1, files, CopyTarget.NEIGHBOUR, (source,), {}))
         assert is_asked.wait(5.0)
-    time.sleep(0.4)
+    time.sleep(1.7)
     assert not bench.memory.folder.parent.exists()
