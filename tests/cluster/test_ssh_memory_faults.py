@@ -185,9 +185,11 @@ def test_one_node_alone_is_safe_only_at_home(desk: Desk, box: Box) -> None:
     job.wait_until(lambda: safe_step(job), "a checkpoint that is safe", 200.0)
     safe = safe_step(job)
     box.power_off("node1")
+    job.until(lambda seen: seen["state"] == "RESTARTING", "word of the loss")
+    box.power_on("node1")
     wait_for_attempt(job, 2)
     assert_succeeded(job, box, 600, 2)
-    assert job.placed() == ["node2"] and resumed_step(job, 2) >= safe > 0
+    assert resumed_step(job, 2) >= safe > 0
 
 
 # Processes

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.agent.outputs import checkpoint_memory
+from orchestrator.agent.outputs import checkpoint_memory, peer_files
 from orchestrator.agent.process import agent_monitor
 from orchestrator.core.checkpoints import disk, memory
 from orchestrator.core.checkpoints.checkpoint import CopyTarget, FileLocation
@@ -217,7 +217,7 @@ def test_copy_under_way_leaves_nothing_behind_when_the_agent_ends(
         pace(4)
         return ""
 
-    monkeypatch.setattr(checkpoint_memory.peer_files, "fetch", fetch)
+    monkeypatch.setattr(peer_files, "fetch", fetch)
     with memory_bench(tmp_path) as bench:
         bench.memory.open(None)
         bench.save("a_1.pt")
