@@ -124,8 +124,9 @@ def is_coming(box: Box, name: str) -> bool:
     ],
 )
 def test_power_cut_of_two_hosts(desk: Desk, box: Box, victims: tuple[str, str]) -> None:
-    """The next attempt begins from the newest checkpoint that is left, and newer ones are named with their hosts."""
-    job = submit(desk, 1_200, nodes=3, ssh={"hosts": "node[1-5]"}, spares=2)
+    """The next attempt begins from the newest checkpoint that is left, and newer ones are named with their hosts. The spare, node4,
+    holds the copies."""
+    job = submit(desk, 1_200, nodes=3, ssh={"hosts": "node[1-6]"}, spares=1)
     allow_home(job)
     job.wait_until(lambda: steps_at_home_so_far(job), "a checkpoint at home")
     forbid_home(job)
