@@ -32,6 +32,9 @@ from orchestrator.core.wire.agent_config import AgentConfig
 DRAIN_S_MAX = 1800.0
 """How long the end of an agent waits until everything in memory is on the disk."""
 
+CLOSE_S_MAX = 5.0
+"""How long the copy that is under way then may take to end."""
+
 NUMBERS_KEPT = 2
 """How many checkpoints stay in memory after they are on the disk, and how many of another node."""
 
@@ -342,7 +345,9 @@ class CheckpointMemory:
     def close(self) -> None:
         """End the threads, and delete what is in memory."""
         self._server.close()
+        self._drained = self._drained or concurrent.futures.Future()  # ends a copy from another host
         self._thread.shutdown(wait=False, cancel_futures=True)
+        concurrent.futures.wait(self._copies, CLOSE_S_MAX)  # or it would make anew what is deleted now
         if self._lock_fd is not None:
             shutil.rmtree(self._memory, ignore_errors=True)
             os.close(self._lock_fd)

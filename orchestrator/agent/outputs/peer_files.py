@@ -30,8 +30,9 @@ BLOCK_BYTES = 1 << 20
 CONNECTIONS_MAX = 64
 """How many connections a server has at a time; more are closed at once."""
 
-CONNECT_S_MAX, REQUEST_S_MAX, SILENCE_S_MAX = 5.0, 10.0, 60.0
-"""How long a client waits for a connection, a server for the next bytes of a request, and either for the other later on."""
+CONNECT_S_MAX, REQUEST_S_MAX, SILENCE_S_MAX = 5.0, 10.0, 10.0
+"""How long a client waits for a connection, a server for the next bytes of a request, and either for the other later on: less than
+it takes until a host counts as lost, since what the next attempt begins from is fetched after it."""
 
 _FAULTS = (OSError, ValueError, KeyError, TypeError, codec.CodecError)
 """What a peer can cause."""

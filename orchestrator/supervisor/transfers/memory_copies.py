@@ -116,7 +116,11 @@ class MemoryCopies:
                 self._disk_location(node, copied) if is_disk else FileLocation(node, copied.root, copied.names, True)
             )
             self.displace(at, checkpoint_copied, place.host, place.root)
-            self._relocate(at, checkpoint_copied, _add_location(checkpoint_copied, place), "")
+            why, locations = checkpoint_copied.why, _add_location(checkpoint_copied, place)
+            if checkpoint_copied.state is CheckpointState.GONE and is_disk and order is not None:
+                # An agent that has died had copied them before, and the next one has found them
+                checkpoint_copied = dataclasses.replace(checkpoint_copied, state=CheckpointState.WHOLE, why="")
+            self._relocate(at, checkpoint_copied, locations, why)
         for checkpoint in list(self._checkpoints.values()):
             self._enter_evicted(at, checkpoint, node, copied)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from orchestrator.agent.outputs import checkpoint_memory
+from orchestrator.agent.outputs import checkpoint_memory, peer_files
 from orchestrator.agent.process import agent_monitor
 from orchestrator.core.checkpoints import disk, memory
-from orchestrator.core.checkpoints.checkpoint import CopyTarget
+from orchestrator.core.checkpoints.checkpoint import CopyTarget, FileLocation
 from orchestrator.core.jobdir import locks
 from orchestrator.core.wire import orders
 from tests.support import fake_host, jobs
@@ -199,3 +201,28 @@ def test_clean_finds_folder_of_a_node(tmp_path: Path) -> None:
     assert base.exists()
     agent_monitor.clean_up_node(bench.job, "node-0")
     assert not base.exists()
+
+
+def test_copy_under_way_leaves_nothing_behind_when_the_agent_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that comes from another host just then is not written to a folder that was deleted."""
+    is_asked = threading.Event()
+
+    def fetch(*given: Any) -> str:
+        (*_, stage, pace) = given
+        is_asked.set()
+        time.sleep(1.5)
+        write(stage / "a_1.pt", b"data", 5 * S)
+        pace(4)
+        return ""
+
+    monkeypatch.setattr(peer_files, "fetch", fetch)
+    with memory_bench(tmp_path) as bench:
+        bench.memory.open(None)
+        bench.save("a_1.pt")
+        files, source = pieces(bench.memory.folder, "a_1.pt"), FileLocation("node-1", "/there", is_memory=True)
+        bench.memory.copy(orders.CopyCheckpoint(1, files, CopyTarget.NEIGHBOUR, (source,), {}))
+        assert is_asked.wait(5.0)
+    time.sleep(1.7)
+    assert not bench.memory.folder.parent.exists()

@@ -19,6 +19,7 @@ from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.checkpoint import CheckpointFile, CopyTarget
 from orchestrator.core.errors import Cancelled
 from orchestrator.core.wire import connection
+from orchestrator.spec import limits
 from orchestrator.submission.credentials import new_certificate
 from tests.support.memory_bench import CERTIFICATE, KEY, MEMORY_BYTES, MemoryBench, memory_bench, pieces, wait
 from tests.support.saved_files import S, write
@@ -254,3 +255,8 @@ def test_copies_are_paced_and_end_when_agent_leaves(tmp_path: Path, monkeypatch:
         bench.memory._drained = bench.memory._begin(bench.memory._drain)
         with pytest.raises(Cancelled):
             bench.memory._pace(1)
+
+
+def test_copy_from_a_lost_host_has_ended_when_the_host_counts_as_lost() -> None:
+    """What the next attempt begins from is fetched by the same thread, after a copy that still waits for a host without power."""
+    assert peer_files.SILENCE_S_MAX < limits.NODE_TIMEOUT_SEEN_S

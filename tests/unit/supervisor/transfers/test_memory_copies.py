@@ -14,6 +14,7 @@ from orchestrator.core.wire import orders, reports
 from tests.support.desk_world import DeskWorld
 from tests.support.saved_files import adam, torch_save
 
+GONE_WITH_N0 = "was in the memory of n0, whose agent has died"
 DISK, MEMORY, NEIGHBOUR = CopyTarget.DISK, CopyTarget.MEMORY, CopyTarget.NEIGHBOUR
 
 
@@ -173,6 +174,23 @@ def test_agent_that_died_has_an_empty_memory(tmp_path: Path) -> None:
     world.desk.memory.connected(world.at, world.hello("n0", is_memory_empty=True))
     assert world.states() == [CheckpointState.WHOLE, CheckpointState.GONE]
     assert world.saves[2].why == "was in the memory of n0, whose agent has died"
+
+
+def test_copy_on_the_disk_counts_although_its_agent_died_before_it_said_so(tmp_path: Path) -> None:
+    """The next agent, asked again, says that the files are there: the checkpoint is not gone."""
+    world = MemoryWorld(tmp_path, "n0", "n1")
+    save = world.save_all("step-10")
+    world.orders()
+    for node in ("n0", "n1"):
+        world.desk.memory.connected(world.at, world.hello(node, is_memory_empty=True))
+    world.learn()
+    assert world.states() == [CheckpointState.GONE]
+    assert {("n0", DISK, 1), ("n1", DISK, 1)} <= set(world.orders())
+    world.copied("n0", DISK, save)
+    assert (world.latest().state, world.latest().why) == (CheckpointState.GONE, GONE_WITH_N0)
+    world.copied("n1", DISK, save)
+    assert (world.latest().state, world.latest().why) == (CheckpointState.WHOLE, "")
+    assert world.compare(1) == ""
 
 
 def test_lost_order_is_given_again_and_failed_one_later(tmp_path: Path) -> None:
