@@ -144,7 +144,7 @@ class AllocationSession:
         if self._allocation is not None:
             self._allocation.check()
 
-    def must_leave(self, empty_memory: Callable[[float], bool], now_s: float) -> bool:
+    def must_leave(self, empty_memory: Callable[[int, float], bool], now_s: float) -> bool:
         """Return whether the supervisor is to leave: the nodes are given back, whose memory is empty then, or the job has moved to
         others."""
-        return self._is_replaced or (self.requeue is not None and empty_memory(now_s))
+        return self._is_replaced or (self.requeue is not None and empty_memory(self.requeue.attempt, now_s))

@@ -225,13 +225,13 @@ class Executor:
         for node, copy in self._memory.take_orders(now_s, tuple(name for name, _ in gang)):
             self._connections.send(node, copy)
 
-    def empty_memory(self, now_s: float) -> bool:
+    def empty_memory(self, attempt: int, now_s: float) -> bool:
         """Have what is in the memory of hosts brought to disk, and dismiss their agents, which delete it; return whether that is
         over, or has taken too long."""
         self._empty_by_s = self._empty_by_s or now_s + TRANSFER_S_MAX
         hosts = self._memory.hosts() if self._memory.is_used and now_s < self._empty_by_s else ()
         for node in hosts if not self._checkpoint_tracker.is_saving else ():
-            self._connections.send(node, orders.Dismiss())
+            self._connections.send(node, orders.Dismiss(attempt))
         return not hosts
 
     def _cancel_sends(self, node: str) -> None:
