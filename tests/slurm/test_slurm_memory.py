@@ -8,37 +8,11 @@ from typing import Any
 import pytest
 
 from orchestrator.core.checkpoints import ledger, memory
-from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointState
+from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointState, FileLocation
 from tests.cluster.test_ssh_memory import EVERY, STATES, assert_weights, memory_left, resumed_step, safe_step
 from tests.support.cluster.desk import FAKE_TORCH, Desk, Job
 from tests.support.cluster.slurm import SlurmBox
-from tests.support.cluster.slurm_jobs import allocations
-
-SAVE = """
-def save(step):
-    folder = checkpoints / f"step-{step}"
-    folder.mkdir(exist_ok=True)
-    data = state + b"%032d" % step + state * int(os.environ["BLOCKS"])
-    part = folder / f".rank{rank}.pt.part"
-    part.write_bytes(data)
-    part.rename(folder / f"rank{rank}.pt")
-
-
-import signal
-ended = []
-signal.signal(signal.SIGTERM, lambda signum, frame: ended.append(signum))
-
-
-def at_step(step):
-    global state
-    if together(bool(ended)):
-        save(step - 1)
-        os.write(1, f"saved step {step - 1}\\n".encode())
-        sys.exit(143)
-"""
-"""At TERM all ranks save together and leave."""
-
-SAVES_AT_TERM = STATES.replace("\ndef at_step(step):\n    global state\n", SAVE).replace("    together(True)\n", "")
+from tests.support.cluster.slurm_jobs import SAVES, TRAINS, allocations
 
 
 def submit(desk: Desk, steps: int, script: str = STATES, **spec: Any) -> Job:
@@ -53,6 +27,13 @@ def submit(desk: Desk, steps: int, script: str = STATES, **spec: Any) -> Job:
 def whole(job: Job) -> list[Checkpoint]:
     saves, _ = ledger.read(job.folder.root, job.folder.ledger)
     return [one for one in saves.values() if one.state is CheckpointState.WHOLE]
+
+
+def on_disk_step(job: Job) -> int:
+    return max(
+        (one.step or 0 for one in whole(job) if not memory.find_missing(one, [p for p in one.locations if not p.host])),
+        default=0,
+    )
 
 
 def places(job: Job) -> set[tuple[str, str]]:
@@ -90,13 +71,16 @@ def test_killed_rank_resumes_from_memory(slurm: SlurmBox, desk: Desk) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("how", ["slurmd", "down"])
+@pytest.mark.parametrize("how", ["slurmd", "down", "first"])
 def test_lost_node_costs_nothing_that_is_safe(slurm: SlurmBox, desk: Desk, how: str) -> None:
-    """The other node does not suffice: the job is requeued, and goes on from what the lost one had written."""
+    """The other node does not suffice: the job is requeued, and goes on from what the lost one had written. With the first node the
+    supervisor is lost: then what is on the disk counts."""
     job = submit(desk, 600)
-    job.wait_until(lambda: safe_step(job), "a checkpoint that is safe")
-    step = safe_step(job)
-    if how == "slurmd":
+    job.wait_until(lambda: on_disk_step(job), "a checkpoint that is on the disk")
+    step = on_disk_step(job) if how == "first" else safe_step(job)
+    if how == "first":
+        slurm.kill_slurmd("node1", jobs=True)
+    elif how == "slurmd":
         slurm.kill_slurmd("node2", jobs=True)
     else:
         slurm.queue.down("node2")
@@ -105,67 +89,91 @@ def test_lost_node_costs_nothing_that_is_safe(slurm: SlurmBox, desk: Desk, how: 
     assert resumed_step(job, 2) >= step > 0 and len(allocations(job)) == 2
 
 
+def assert_saved_at_end(job: Job, slurm: SlurmBox, attempt: int) -> None:
+    """What the ranks of an attempt saved at its end is on the disk, and its nodes have nothing more in memory."""
+    job.wait_for_line("saved step", attempt=attempt)
+    job.wait_until(lambda: not memory_left(slurm), "memory without anything of the job")
+    (saved,) = (line for line in job.log(0, attempt).splitlines() if line.startswith("saved step"))
+    (newest,) = [one for one in whole(job) if one.attempt == attempt]
+    assert newest.main == f"step-{saved.rpartition(' ')[2]}.pt"
+    assert newest.locations == (FileLocation("", str(job.folder.checkpoints)),)
+
+
 @pytest.mark.soak
 def test_what_is_saved_at_a_preemption_is_on_disk_and_nothing_in_memory(slurm: SlurmBox, desk: Desk) -> None:
-    job = submit(desk, 400, SAVES_AT_TERM, slurm={"partition": "low"})
-    job.wait_for_step(EVERY + 5)
+    job = submit(desk, 0, SAVES, entrypoint="train.py 300 1", slurm={"partition": "low"})
+    job.wait_for_step(20)
     other = slurm.queue.sbatch(
         "sleep 600", "--nodes=4", "--exclusive", "--no-requeue", "--output=/dev/null", user="root"
     )
-    job.wait_for_line("saved step")
-    slurm.queue.wait_for_state(other, "RUNNING")
-    assert memory_left(slurm) == []
-    step = max(one.step or 0 for one in whole(job))
-    assert f"saved step {step}\n" in job.log(3)
-    assert all(not one.is_memory for checkpoint in whole(job) for one in checkpoint.locations)
+    assert_saved_at_end(job, slurm, 1)
     slurm.queue.scancel(other, user="root")
     assert job.wait()["state"] == "SUCCEEDED" and job.kinds() == ["preempted", None]
-    assert resumed_step(job, 2) == step
-    assert_weights(job, 400, 4)
+    assert job.steps_logged(0, 1) + job.steps_logged(0, 2) == list(range(1, 301))
 
 
 @pytest.mark.soak
-def test_time_limit_and_requeue_leave_nothing_in_memory(slurm: SlurmBox, desk: Desk) -> None:
+def test_requeue_and_time_limit_leave_nothing_in_memory(slurm: SlurmBox, desk: Desk) -> None:
     """Somebody requeues the job, whose ranks have KillWait (5 s) then; later its time limit comes near."""
-    job = submit(desk, 800, SAVES_AT_TERM, time_limit="10m", time_limit_action="requeue")
-    for attempt, name in ((1, "requeue"), (2, "limit")):
-        job.until(
-            lambda seen, attempt=attempt: seen["attempt"] == attempt and (seen["step"] or 0) > 60 * attempt, "steps"
-        )
-        if name == "requeue":
-            slurm.queue.requeue(job.slurm_id())
-        else:
-            slurm.queue.end_in(job.slurm_id(), 120)
-            slurm.queue.warn(job.slurm_id())
-        job.wait_for_line("saved step", attempt=attempt)
-        job.wait_until(lambda: not memory_left(slurm), "memory without anything of the job")
+    job = submit(desk, 0, SAVES, entrypoint="train.py 400 2", time_limit="10m", time_limit_action="requeue")
+    job.wait_for_step(20)
+    slurm.queue.requeue(job.slurm_id())
+    assert_saved_at_end(job, slurm, 1)
+    job.wait_until(lambda: len(job.steps_logged(0, 2)) > 20, "steps of the second attempt")
+    slurm.queue.end_in(job.slurm_id(), 120)
+    slurm.queue.warn(job.slurm_id())
+    assert_saved_at_end(job, slurm, 2)
     assert job.wait()["state"] == "SUCCEEDED" and job.kinds() == ["preempted", "time_limit", None]
-    for attempt in (1, 2):
-        assert f"saved step {resumed_step(job, attempt + 1)}\n" in job.log(0, attempt)
-    assert_weights(job, 800, 4)
+    assert [step for attempt in (1, 2, 3) for step in job.steps_logged(0, attempt)] == list(range(1, 401))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("how", ["scancel", "slurmstepd"])
-def test_nothing_is_left_in_memory(slurm: SlurmBox, desk: Desk, how: str) -> None:
+def test_scancel_leaves_nothing_in_memory(slurm: SlurmBox, desk: Desk) -> None:
     job = submit(desk, 100_000)
     job.wait_until(lambda: safe_step(job), "a checkpoint that is safe")
     assert {line.partition(":")[0] for line in memory_left(slurm)} == {"node1", "node2"}
-    if how == "scancel":
-        slurm.queue.scancel(job.slurm_id())
-    else:
-        for node in ("node1", "node2"):
-            host = slurm.host(node)
-            procs = [one.proc for one in host.processes() if f"slurmstepd: [{job.slurm_id()}." in one.command]
-            assert procs
-            host.signal(procs, signal.SIGKILL)
-    if how == "scancel":
-        job.wait_until(lambda: not memory_left(slurm), "memory without anything of the job")
-        assert job.wait()["state"] == "CANCELLED"
-    else:
-        print("right after", memory_left(slurm))
-        slurm.queue.scancel(job.slurm_id())
-        job.wait_until(lambda: not memory_left(slurm), "memory without anything of the job")
+    slurm.queue.scancel(job.slurm_id())
+    job.wait_until(lambda: not memory_left(slurm), "memory without anything of the job")
+    assert job.wait()["state"] == "CANCELLED"
+    assert all(not one.is_memory for checkpoint in whole(job) for one in checkpoint.locations)
+
+
+@pytest.mark.soak
+def test_killed_slurmstepd_leaves_nothing_in_memory(slurm: SlurmBox, desk: Desk) -> None:
+    """The gang lives on, as Slurm has lost track of it; the end of the job is as of any other."""
+    job = submit(desk, 100_000)
+    job.wait_until(lambda: safe_step(job), "a checkpoint that is safe")
+    kill(slurm, f"slurmstepd: [{job.slurm_id()}.")
+    step = job.seen()["step"]
+    job.wait_for_step(step + 2 * EVERY)
+    desk.orch("cancel", job.id)
+    assert job.wait()["state"] == "CANCELLED"
+    job.wait_until(lambda: not memory_left(slurm), "memory without anything of the job")
+
+
+@pytest.mark.soak
+def test_next_job_deletes_what_one_that_was_killed_has_left(slurm: SlurmBox, desk: Desk) -> None:
+    """All processes of a job are killed at once; the next one of the user deletes its memory, also if it uses none itself."""
+    job = submit(desk, 100_000)
+    job.wait_until(lambda: safe_step(job), "a checkpoint that is safe")
+    kill(slurm, f"slurmstepd: [{job.slurm_id()}.", "supervise", "orch.pyz", "orch-", "train.py")
+    slurm.queue.scancel(job.slurm_id())
+    left = memory_left(slurm)
+    assert {line.partition(":")[0] for line in left} == {"node1", "node2"}
+    following = desk.submit(TRAINS)
+    following.wait_for_step(5)
+    assert following.placed() == ["node1", "node2"] and memory_left(slurm) == []
+    desk.orch("cancel", following.id)
+    assert following.wait()["state"] == "CANCELLED"
+
+
+def kill(slurm: SlurmBox, *words: str) -> None:
+    """Kill processes of the job on its nodes, by their command lines."""
+    for node in ("node1", "node2"):
+        host = slurm.host(node)
+        procs = [one.proc for one in host.processes() if any(word in one.command for word in words)]
+        assert procs
+        host.signal(procs, signal.SIGKILL)
 
 
 @pytest.mark.soak

@@ -183,10 +183,13 @@ def test_files_of_dead_agent_on_disk_stay(tmp_path: Path) -> None:
 def test_monitor_cleans_up_memory_of_dead_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_monitor, "clean_up_processes", lambda tag, is_monitor=False: [])
     own = leave(memory.memory_folder(str(tmp_path), jobs.ID, "node-0"))
-    config = fake_host.config(root=str(tmp_path), memory_dir=str(tmp_path), tag="t")
+    monkeypatch.setattr(memory, "DEFAULT_DIR", str(tmp_path / "shm"))
+    of_other_job = leave(tmp_path / "shm/orch-other-node-0")
+    config = fake_host.config(root=str(tmp_path), tag="t")
     agent_monitor._clean_up(config)
-    assert own.exists(), "the job keeps nothing in memory"
-    agent_monitor._clean_up(dataclasses.replace(config, memory_bytes=1))
+    assert not of_other_job.exists(), "also where the job itself keeps nothing in memory"
+    assert own.exists()
+    agent_monitor._clean_up(dataclasses.replace(config, memory_dir=str(tmp_path), memory_bytes=1))
     assert not own.exists()
 
 
