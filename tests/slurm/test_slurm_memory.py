@@ -11,8 +11,12 @@ from orchestrator.core.checkpoints import ledger, memory
 from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointState, FileLocation
 from tests.cluster.test_ssh_memory import EVERY, STATES, assert_weights, memory_left, resumed_step, safe_step
 from tests.support.cluster.desk import FAKE_TORCH, Desk, Job
+from tests.support.cluster.host import wait_for
 from tests.support.cluster.slurm import SlurmBox
 from tests.support.cluster.slurm_jobs import SAVES, TRAINS, allocations
+
+MEMORY_S_MAX = 60.0
+"""How long what is in memory may stay after the end of a job."""
 
 
 def submit(desk: Desk, steps: int, script: str = STATES, **spec: Any) -> Job:
@@ -36,6 +40,16 @@ def on_disk_step(job: Job) -> int:
     )
 
 
+def wait_empty(box: SlurmBox, lost: str = "") -> None:
+    """Wait until nothing is left in the memory of nodes but `lost`; say what is."""
+    left = lambda: [line for line in memory_left(box) if line.partition(":")[0] != lost]  # noqa: E731
+    try:
+        wait_for(lambda: not left(), "memory without anything of the job", MEMORY_S_MAX)
+    except TimeoutError as err:
+        found = [host.run(["find", "/dev/shm", "-path", "*orch-*", "-ls"]).stdout for host in box.nodes if host.is_up]
+        raise AssertionError("\n".join([str(err), *found])) from None
+
+
 def places(job: Job) -> set[tuple[str, str]]:
     """Return where the complete checkpoints are: a host, and the kind of folder."""
     found = set()
@@ -49,8 +63,7 @@ def assert_ended_well(job: Job, box: SlurmBox, steps: int, lost: str = "") -> No
     """`lost`: a node whose processes were killed, where the next job deletes what is in memory."""
     assert job.wait()["state"] == "SUCCEEDED"
     assert_weights(job, steps, 4)
-    left = lambda: [line for line in memory_left(box) if line.partition(":")[0] != lost]  # noqa: E731
-    job.wait_until(lambda: not left(), "memory without anything of the job")
+    wait_empty(box, lost)
     home = str(job.folder.checkpoints)
     kept = range(steps - 1 - (steps - 1) % EVERY, 0, -EVERY)[:3]
     for step in kept:
@@ -94,7 +107,7 @@ def test_lost_node_costs_nothing_that_is_safe(slurm: SlurmBox, desk: Desk, how: 
 def assert_saved_at_end(job: Job, slurm: SlurmBox, attempt: int) -> None:
     """What the ranks of an attempt saved at its end is on the disk, and its nodes have nothing more in memory."""
     job.wait_for_line("saved step", attempt=attempt)
-    job.wait_until(lambda: not memory_left(slurm), "memory without anything of the job")
+    wait_empty(slurm)
     (saved,) = (line for line in job.log(0, attempt).splitlines() if line.startswith("saved step"))
     (newest,) = [one for one in whole(job) if one.attempt == attempt]
     assert newest.main == f"step-{saved.rpartition(' ')[2]}.pt"
@@ -135,7 +148,7 @@ def test_scancel_leaves_nothing_in_memory(slurm: SlurmBox, desk: Desk) -> None:
     job.wait_until(lambda: safe_step(job), "a checkpoint that is safe")
     assert {line.partition(":")[0] for line in memory_left(slurm)} == {"node1", "node2"}
     slurm.queue.scancel(job.slurm_id())
-    job.wait_until(lambda: not memory_left(slurm), "memory without anything of the job")
+    wait_empty(slurm)
     assert job.wait()["state"] == "CANCELLED"
     assert all(not one.is_memory for checkpoint in whole(job) for one in checkpoint.locations)
 
@@ -150,7 +163,7 @@ def test_killed_slurmstepd_leaves_nothing_in_memory(slurm: SlurmBox, desk: Desk)
     job.wait_for_step(step + 2 * EVERY)
     desk.orch("cancel", job.id)
     assert job.wait()["state"] == "CANCELLED"
-    job.wait_until(lambda: not memory_left(slurm), "memory without anything of the job")
+    wait_empty(slurm)
 
 
 @pytest.mark.soak
@@ -184,7 +197,7 @@ def test_job_resumed_in_another_allocation_begins_from_the_disk(slurm: SlurmBox,
     job.wait_until(lambda: safe_step(job), "a checkpoint that is safe")
     desk.orch("cancel", job.id)
     assert job.wait()["state"] == "CANCELLED"
-    job.wait_until(lambda: not memory_left(slurm), "memory without anything of the job")
+    wait_empty(slurm)
     assert places(job) == {("", "disk")}
     step, nodes = max(one.step or 0 for one in whole(job)), job.placed()
     for node in nodes:
