@@ -159,8 +159,9 @@ class CheckpointMemory:
     # Copies
 
     def copy(self, order: orders.CopyCheckpoint) -> None:
-        """Copy files when it is their turn; `poll` reports it."""
-        self._begin(functools.partial(self._run, order))
+        """Copy files when it is their turn; `poll` reports it. At the end nothing more is copied: it would outlive its folder."""
+        if self._drained is None:
+            self._begin(functools.partial(self._run, order))
 
     def _begin(
         self, work: Callable[[], reports.CheckpointCopied]

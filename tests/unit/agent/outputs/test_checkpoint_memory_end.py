@@ -202,3 +202,12 @@ def test_clean_finds_folder_of_a_node(tmp_path: Path) -> None:
     assert base.exists()
     agent_monitor.clean_up_node(bench.job, "node-0")
     assert not base.exists()
+
+
+def test_nothing_is_copied_into_memory_that_is_about_to_be_deleted(tmp_path: Path) -> None:
+    with memory_bench(tmp_path) as bench:
+        bench.save("step_1.pt")
+        files = pieces(bench.memory.folder, "step_1.pt")
+        bench.drain()
+        bench.memory.copy(orders.CopyCheckpoint(1, files, CopyTarget.NEIGHBOUR, (bench.location(),), {}))
+        assert bench.memory._copies == []
