@@ -42,9 +42,12 @@ def on_disk_step(job: Job) -> int:
 
 def wait_empty(box: SlurmBox, lost: str = "") -> None:
     """Wait until nothing is left in the memory of nodes but `lost`; say what is."""
-    left = lambda: [line for line in memory_left(box) if line.partition(":")[0] != lost]  # noqa: E731
+
+    def is_empty() -> bool:
+        return all(line.partition(":")[0] == lost for line in memory_left(box))
+
     try:
-        wait_for(lambda: not left(), "memory without anything of the job", MEMORY_S_MAX)
+        wait_for(is_empty, "memory without anything of the job", MEMORY_S_MAX)
     except TimeoutError as err:
         found = [host.run(["find", "/dev/shm", "-path", "*orch-*", "-ls"]).stdout for host in box.nodes if host.is_up]
         raise AssertionError("\n".join([str(err), *found])) from None
