@@ -174,7 +174,7 @@ def test_next_job_deletes_what_one_that_was_killed_has_left(slurm: SlurmBox, des
     """All processes of a job are killed at once; the next one of the user deletes its memory, also if it uses none itself."""
     job = submit(desk, 100_000)
     job.wait_until(lambda: safe_step(job), "a checkpoint that is safe")
-    kill(slurm, f"slurmstepd: [{job.slurm_id()}.", "supervise", "orch.pyz", "orch-", "train.py")
+    kill(slurm, f"slurmstepd: [{job.slurm_id()}.", "supervise", "orch.pyz", "orch-", "train.py", "srun ")
     slurm.queue.scancel(job.slurm_id())
     left = memory_left(slurm)
     assert {line.partition(":")[0] for line in left} == {"node1", "node2"}
