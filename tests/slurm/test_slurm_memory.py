@@ -167,6 +167,8 @@ def test_killed_slurmstepd_leaves_nothing_in_memory(slurm: SlurmBox, desk: Desk)
     desk.orch("cancel", job.id)
     assert job.wait()["state"] == "CANCELLED"
     wait_empty(slurm)
+    host = slurm.host("node1")  # srun waits for processes that Slurm has lost
+    host.kill([one.proc for one in host.processes() if one.command.startswith("srun ")])
 
 
 @pytest.mark.soak
