@@ -103,7 +103,7 @@ def test_lost_node_costs_nothing_that_is_safe(slurm: SlurmBox, desk: Desk, how: 
     else:
         slurm.queue.down("node2")
     job.until(lambda seen: seen["attempt"] == 2 and seen["state"] == "RUNNING", "the second attempt")
-    assert_ended_well(job, slurm, 600, {"slurmd": "node2", "first": "node1"}.get(how, ""))
+    assert_ended_well(job, slurm, 600, "node1" if how == "first" else "node2")
     assert resumed_step(job, 2) >= step > 0 and len(allocations(job)) == 2
 
 
