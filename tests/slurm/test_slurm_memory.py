@@ -169,6 +169,7 @@ def test_killed_slurmstepd_leaves_nothing_in_memory(slurm: SlurmBox, desk: Desk)
     wait_empty(slurm)
     host = slurm.host("node1")  # srun waits for processes that Slurm has lost
     host.kill([one.proc for one in host.processes() if one.command.startswith("srun ")])
+    slurm.queue.scancel(job.slurm_id())  # without a slurmstepd of its batch script it runs on
 
 
 @pytest.mark.soak
