@@ -176,13 +176,16 @@ class HardwareFacts:
     environ: dict[str, str] = field(default_factory=dict)
 
 
-def find_memory_shortage(memory_bytes: int, nodes: int, memory_dir: str, folder_bytes: int, host_bytes: int) -> str:
+def find_memory_shortage(
+    memory_bytes: int, nodes: int, memory_dir: str, folder_bytes: int, host_bytes: int, *cgroups_bytes: int
+) -> str:
     """Return why the checkpoints of so many nodes do not fit into the memory of their host; empty where they do.
 
-    `folder_bytes`: what is free in `memory_dir`; `host_bytes`: of the host's memory.
+    `folder_bytes`: what is free in `memory_dir`; `host_bytes`: of the host's memory; `cgroups_bytes`: in the limits of cgroups.
     """
     wanted = f"checkpoint.memory is {gigabytes(memory_bytes)}" + f" on each of {nodes} nodes" * (nodes > 1)
-    for free_bytes, what in ((folder_bytes, f"{memory_dir} has"), (host_bytes, "free memory of the host is")):
+    rooms = [(folder_bytes, f"{memory_dir} has"), (host_bytes, "free memory of the host is")]
+    for free_bytes, what in (*rooms, (min(cgroups_bytes, default=UNKNOWN), "the job's cgroup has room for")):
         if UNKNOWN != free_bytes < memory_bytes * nodes:
             return f"{wanted}, {what} {gigabytes(free_bytes)}"
     return ""

@@ -10,6 +10,7 @@ from typing import get_args
 import pydantic
 from pydantic import ValidationInfo
 
+from orchestrator.core.checkpoints.memory import DEFAULT_DIR
 from orchestrator.core.jobdir.layout import CODE_PREFIX
 from orchestrator.core.slurm import sbatch_options
 from orchestrator.spec import value_types as rules
@@ -152,7 +153,7 @@ class CheckpointSection(Section):
         "How much memory of each node the checkpoints may take: ranks write to memory, and orch copies the files to the memory of "
         "another node and to disk. Default: ranks write to disk.",
     )
-    memory_dir: Line = described("/dev/shm", "With memory: the folder in memory (tmpfs) on each node.")
+    memory_dir: Line = described(DEFAULT_DIR, "With memory: the folder in memory (tmpfs) on each node.")
     async_: rules.AsyncSaves = described(
         "off",
         "dcp: `torch.distributed.checkpoint.save` copies the state and returns; a thread of each rank writes it while the training "

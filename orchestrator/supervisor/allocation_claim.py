@@ -4,7 +4,7 @@ folder, why it leaves, and its exit codes for the batch script, see `templates/s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from orchestrator.backends.api import Allocation
 from orchestrator.brain.model import decisions as d
@@ -144,7 +144,7 @@ class AllocationSession:
         if self._allocation is not None:
             self._allocation.check()
 
-    @property
-    def must_leave(self) -> bool:
-        """Whether the supervisor is to leave: the nodes are given back, or the job has moved to others."""
-        return self.requeue is not None or self._is_replaced
+    def must_leave(self, empty_memory: Callable[[int, float], bool], now_s: float) -> bool:
+        """Return whether the supervisor is to leave: the nodes are given back, whose memory is empty then, or the job has moved to
+        others."""
+        return self._is_replaced or (self.requeue is not None and empty_memory(self.requeue.attempt, now_s))

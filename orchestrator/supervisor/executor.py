@@ -35,7 +35,8 @@ DISMISS_S_MAX = 5.0
 """How long agents of an ended job may take to leave once nothing is being transferred."""
 
 TRANSFER_S_MAX = 300.0
-"""How long after the job's end transfers are waited for; `orch collect` brings the rest."""
+"""How long after the job's end transfers are waited for; `orch collect` brings the rest. Before nodes are given back: until nothing of
+the job is in their memory."""
 
 LINGER_S_MAX = 600.0
 """How long after the job's end the supervisor tries to reach hosts whose agents could not be dismissed."""
@@ -118,7 +119,7 @@ class Executor:
         }
         self._sending: dict[str, orders.Prepare] = {}  # by node, while its checkpoint is on the way
         self._mask = job_secrets.mask
-        self.endpoint = ""
+        self.endpoint, self._empty_by_s = "", 0.0
 
     def begin(self, facts: Facts) -> None:
         """Reconnect to the agents that an earlier supervisor had started."""
@@ -223,6 +224,15 @@ class Executor:
         """Have agents copy checkpoints between memory and disks."""
         for node, copy in self._memory.take_orders(now_s, tuple(name for name, _ in gang)):
             self._connections.send(node, copy)
+
+    def empty_memory(self, attempt: int, now_s: float) -> bool:
+        """Have what is in the memory of hosts brought to disk, and dismiss their agents, which delete it; return whether that is
+        over, or has taken too long."""
+        self._empty_by_s = self._empty_by_s or now_s + TRANSFER_S_MAX
+        hosts = self._memory.hosts() if self._memory.is_used and now_s < self._empty_by_s else ()
+        for node in hosts if not self._checkpoint_tracker.is_saving else ():
+            self._connections.send(node, orders.Dismiss(attempt))
+        return not hosts
 
     def _cancel_sends(self, node: str) -> None:
         """Send nothing more to a node whose ranks are started: it could overwrite what they save."""

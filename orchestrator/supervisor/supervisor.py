@@ -126,7 +126,8 @@ class Supervisor:
             with self._decide_share:
                 self._decide()
                 self._acknowledge()
-            if self.allocation_session.must_leave or self._is_over():
+            empty_memory, now_s = self._executor.empty_memory, self._brain.now_s()
+            if self.allocation_session.must_leave(empty_memory, now_s) or self._is_over():
                 break
             due_s = min(self._wake_s, self._chore_due_s)
             link_events = await self._connections.receive(due_s - self._brain.now_s(), self._decide_share.pause_s)

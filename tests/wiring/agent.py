@@ -123,7 +123,7 @@ MUTATIONS = (
         "tests/unit/core/settings/test_rank_settings.py::test_torch_timeout_is_longer_than_orchs"),
     Mutation("ranks take the cores of a host's other slots", "orchestrator/core/settings/rank_settings.py", 'if plan.ssh is not None and not at.gpus:', 'if False:',
         "tests/unit/core/settings/test_rank_settings.py::test_rank_gets_its_share_of_cores"),
-    Mutation("a dead agent's checkpoints stay in memory", "orchestrator/agent/process/agent_monitor.py", "        checkpoint_memory.clean_up(config.memory_dir, config.job, config.node)\n", "        pass\n",
+    Mutation("a dead agent's checkpoints stay in memory", "orchestrator/agent/process/agent_monitor.py", "    checkpoint_memory.clean_abandoned(config.memory_dir or memory.DEFAULT_DIR)\n", "",
         "tests/unit/agent/outputs/test_checkpoint_memory_end.py::test_monitor_cleans_up_memory_of_dead_agent"),
     Mutation("a living agent's memory is deleted", "orchestrator/agent/outputs/checkpoint_memory.py", "            if is_free:", "            if True:",
         "tests/unit/agent/outputs/test_checkpoint_memory_end.py::test_abandoned_folders_are_deleted_and_no_others"),

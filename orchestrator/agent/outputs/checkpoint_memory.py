@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from orchestrator.agent.outputs import peer_files
+from orchestrator.core import host_facts
 from orchestrator.core.checkpoints import disk, file_groups, memory, tree, validation
 from orchestrator.core.checkpoints.checkpoint import Checkpoint, CopyTarget, FileLocation
 from orchestrator.core.errors import Cancelled
@@ -112,9 +113,7 @@ class CheckpointMemory:
     def open(self, checkpoint: Checkpoint | None) -> Checkpoint | None:
         """Choose memory or disk for the next attempt, and make there what is on the disk visible; return the checkpoint to resume from as
         it is there. Blocks. Raises OSError."""
-        room_bytes = min(find_rooms(self._memory)) + used_bytes(self._memory) if not self._unusable else 0
-        missing = f"{room_bytes / 1e9:.1f} of {self._config.memory_bytes / 1e9:.1f} GB are free in memory"
-        self.fault = self._unusable or (missing if room_bytes < self._config.memory_bytes else "")
+        self.fault = self._unusable or self._find_shortage()
         base = self._staging if self.fault else self._memory
         if base != self._base:
             self._thread.submit(self._move, base).result()
@@ -123,6 +122,11 @@ class CheckpointMemory:
         if checkpoint is None or not all(disk.matches_record(self.folder, piece) for piece in checkpoint.files):
             return checkpoint
         return replace(checkpoint, locations=(FileLocation("", str(self.folder)),))
+
+    def _find_shortage(self) -> str:
+        own_bytes, wanted = used_bytes(self._memory), (self._config.memory_bytes, 1, self._config.memory_dir)
+        host_bytes, *rooms = (room + own_bytes for room in find_rooms(self._memory))
+        return host_facts.find_memory_shortage(*wanted, rooms[0], host_bytes, *rooms[1:])
 
     def _move(self, base: Path) -> None:
         """Go on in another folder; what is in this one is stored first. Raises OSError."""
@@ -163,8 +167,9 @@ class CheckpointMemory:
     # Copies
 
     def copy(self, order: orders.CopyCheckpoint) -> None:
-        """Copy files when it is their turn; `poll` reports it."""
-        self._begin(functools.partial(self._run, order))
+        """Copy files when it is their turn; `poll` reports it. At the end nothing more is copied: it would outlive its folder."""
+        if self._drained is None:
+            self._begin(functools.partial(self._run, order))
 
     def _begin(
         self, work: Callable[[], reports.CheckpointCopied]
@@ -199,15 +204,17 @@ class CheckpointMemory:
     def _store(self, order: orders.CopyCheckpoint) -> str:
         """Copy files to the disk; return why they are not there. Raises OSError."""
         root, stage = self._job.checkpoints, self._stage
+        source = Path(order.sources[0].root) if order.sources else self.folder  # a copy of another node's
         todo = [piece for piece in order.files if not disk.matches_record(root, piece)]
         for piece in todo:
-            disk.put_file(self.folder / piece.name, stage / piece.name)
-            is_same = all(disk.matches_record(place, piece) for place in (self.folder, stage))
+            disk.put_file(source / piece.name, stage / piece.name)
+            is_same = all(disk.matches_record(place, piece) for place in (source, stage))
             if not is_same or piece.sha256 not in ("", disk.sha256(stage / piece.name)):
                 return f"{piece.name} has changed since it was saved"
         disk.install([piece.name for piece in todo], stage, root)
-        self._stored[order.number] = order
-        disk.copy_marks(self.folder, root, self._copied_here)
+        if source == self.folder:
+            self._stored[order.number] = order
+            disk.copy_marks(self.folder, root, self._copied_here)
         return ""
 
     def _fetch(self, order: orders.CopyCheckpoint, root: Path) -> str:

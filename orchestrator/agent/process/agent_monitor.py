@@ -35,6 +35,7 @@ from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.failure import forget_errors
 from orchestrator.agent.ranks.template import die_with_parent
 from orchestrator.core import codec
+from orchestrator.core.checkpoints import memory
 from orchestrator.core.host import gpus, process_tags, procfs
 from orchestrator.core.jobdir import full_disk, locks
 from orchestrator.core.jobdir.durable import make_subfolders, replace_text
@@ -231,10 +232,10 @@ def _supervise(config: AgentConfig, run_agent: RunAgent, leases_held: leases.Lea
 
 
 def _clean_up(config: AgentConfig) -> None:
-    """Kill the processes of an earlier agent, and delete its checkpoints in memory and the unmasked errors of its ranks."""
+    """Kill the processes of an earlier agent, and delete its checkpoints in memory and the unmasked errors of its ranks; also what
+    agents of other jobs have left in memory."""
     clean_up_processes(config.tag, is_monitor=True)
-    if config.memory_bytes:
-        checkpoint_memory.clean_up(config.memory_dir, config.job, config.node)
+    checkpoint_memory.clean_abandoned(config.memory_dir or memory.DEFAULT_DIR)
     forget_errors(JobDir.at(config.root).node(config.node))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointFile, CheckpointState, FileLocation
 
-CHECKPOINTS, NEIGHBOURS = "checkpoints", "neighbours"
+CHECKPOINTS, NEIGHBOURS, DEFAULT_DIR = "checkpoints", "neighbours", "/dev/shm"
 
 
 def memory_folder(memory_dir: str, job: str, node: str) -> Path:

@@ -3,7 +3,8 @@
 Rules
 - The newest checkpoint goes first, to another host and to the disk at the same time; of each node one goes to the disk at a time.
 - Older ones that no longer fit into the memory with the next one, and are not on the disk by then, are skipped.
-- A spare keeps copies before other nodes; without one, or if it has no room, the next node of the gang.
+- A spare keeps copies before other nodes; without one, or if it has no room, the next node of the gang. It stores them on a shared disk
+  if their host is lost.
 - What an agent was asked for is asked for again when it has connected again; what failed, after a pause.
 - An agent compares each file before it uses or copies it: a location may be stale, and costs time, never a wrong file.
 """
@@ -198,11 +199,13 @@ class MemoryCopies:
             if unstored and place >= NEIGHBOUR_MAX and kept_bytes > self._bytes_max and not is_begun:
                 self._skip(at, checkpoint)
                 continue
-            for one in checkpoint.locations:
-                if one.is_memory and one.host in hosts and _is_original(one):
-                    names = unstored.intersection(one.names)
-                    if names and not self._is_storing(one.host):
-                        self._order(at, one.host, checkpoint, names, CopyTarget.DISK)
+            reached = [one for one in checkpoint.locations if one.is_memory and one.host in hosts]
+            written = {name for one in reached if _is_original(one) for name in one.names}
+            for one in reached:
+                is_copy = not _is_original(one)
+                names = unstored.intersection(one.names).difference(written if is_copy else ())
+                if names and not self._is_storing(one.host) and (self._is_shared or not is_copy):
+                    self._order(at, one.host, checkpoint, names, CopyTarget.DISK, (one,) * is_copy)
             if place < NEIGHBOUR_MAX:
                 self._order_neighbours(at, checkpoint, hosts)
 
@@ -284,12 +287,12 @@ class MemoryCopies:
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether a complete checkpoint is in memory only, and a host that has it is connected."""
+        """Whether a complete checkpoint is in memory only, and the hosts that have it are connected."""
         hosts = self.hosts() if self.is_used else {}
         return any(
             checkpoint.state is CheckpointState.WHOLE
             and memory.find_missing(checkpoint, [one for one in checkpoint.locations if not one.is_memory])
-            and any(one.host in hosts for one in checkpoint.locations)
+            and not memory.find_missing(checkpoint, memory.available_locations(checkpoint, hosts))
             for checkpoint in self._checkpoints.values()
         )
 

@@ -15,18 +15,22 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.core import observations
+from orchestrator.core.checkpoints.checkpoint import CopyTarget
 from orchestrator.core.checkpoints.resume_choice import ResumePoint
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import orders, reports
 from orchestrator.supervisor import translation
 from orchestrator.supervisor.agent_connections import AgentConnections
-from orchestrator.supervisor.executor import LINGER_S_MAX, Executor, may_shut_down, undismissed_hosts
+from orchestrator.supervisor.allocation_claim import AllocationSession
+from orchestrator.supervisor.executor import LINGER_S_MAX, TRANSFER_S_MAX, Executor, may_shut_down, undismissed_hosts
 from orchestrator.supervisor.transfers.checkpoint_tracker import CheckpointTracker
 from tests.support import jobs
 from tests.support.brain_story import Story
 from tests.support.desk_world import DeskWorld
 from tests.support.fake_backend import SECRET, Backend
 from tests.support.saved_files import torch_save
+from tests.unit.supervisor.test_supervisor import Lent
+from tests.unit.supervisor.transfers.test_memory_copies import MemoryWorld
 
 OLD, NEW = "127.0.0.1:4000", "127.0.0.1:4001"
 
@@ -123,6 +127,48 @@ def test_backend_text_about_node_is_masked(tmp_path: Path) -> None:
     assert gone == e.AgentDied(2.0, "node-0", masked)
     assert set(executor.unreachable_reasons(brain.facts).values()) == {masked}
     executor.close()
+
+
+# Before nodes are given back
+
+
+def test_nodes_are_emptied_before_they_are_given_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Agents leave, and delete what is in memory, once it is on the disk; a limit ends that."""
+    sent: list[tuple[str, object]] = []
+    monkeypatch.setattr(AgentConnections, "send", lambda _, node, order: sent.append((node, order)))
+    world = MemoryWorld(tmp_path, "n0", "n1", has_hosts=False)
+    executor = _executor(world.job, Backend(), world)
+    world.desk.memory.hosts = lambda: world.up
+    save = world.save_all("step-10")
+    assert not executor.empty_memory(1, 1.0) and sent == []
+    for node in world.nodes:
+        world.copied(node, CopyTarget.DISK, save)
+    assert not executor.empty_memory(1, 2.0)
+    assert sent == [("n0", orders.Dismiss(1)), ("n1", orders.Dismiss(1))]
+    assert executor.empty_memory(1, 1.0 + TRANSFER_S_MAX), "they did not leave"
+    world.up.clear()
+    assert executor.empty_memory(1, 3.0)
+    executor.close()
+
+
+def test_nodes_without_checkpoints_in_memory_are_given_back_at_once(tmp_path: Path) -> None:
+    world = MemoryWorld(tmp_path, "n0", has_hosts=False, limit=0)
+    executor = _executor(world.job, Backend(), world)
+    world.desk.memory.hosts = lambda: world.up
+    assert executor.empty_memory(1, 1.0)
+    executor.close()
+
+
+def test_supervisor_leaves_when_memory_is_empty_or_the_job_has_moved(tmp_path: Path) -> None:
+    job, allocation = JobDir(tmp_path), Lent()
+    session = AllocationSession(job, jobs.plan(), allocation)
+    assert not session.must_leave(lambda attempt, now_s: True, 1.0)
+    session.requeue = d.Requeue(1.0, "preempted", 1, {})
+    assert not session.must_leave(lambda attempt, now_s: False, 1.0)
+    assert session.must_leave(lambda attempt, now_s: True, 1.0)
+    job.allocation.write_text("8.2")
+    session.check_replaced()
+    assert session.must_leave(lambda attempt, now_s: False, 1.0)
 
 
 # After the end of the job

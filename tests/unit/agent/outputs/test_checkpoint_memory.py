@@ -184,7 +184,7 @@ def test_disk_is_used_where_memory_has_no_room(bench: MemoryBench, rooms: list[i
     assert bench.memory.open(None) is None and bench.memory.fault == "", "what is there counts as room"
     rooms[0] = MEMORY_BYTES // 2
     found = bench.memory.open(checkpoint)
-    assert bench.memory.fault == "0.0 of 0.0 GB are free in memory"
+    assert bench.memory.fault == "checkpoint.memory is 0.00 GB, free memory of the host is 0.00 GB"
     assert bench.memory.folder == bench.job.node("node-0") / "checkpoint-staging/checkpoints"
     assert found is not None and Path(found.path).read_bytes() == data and not in_memory.exists()
     assert (bench.disk / "step_5.pt").read_bytes() == data
@@ -238,10 +238,69 @@ def test_discarded_checkpoint_leaves_memory_and_not_disk(bench: MemoryBench) -> 
 def test_rooms_of_this_host_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert all(room > 0 for room in checkpoint_memory.find_rooms(tmp_path))
-    cgroup = write(tmp_path / "memory.max", b"1000\n").parent
-    write(tmp_path / "memory.current", b"900\n")
-    write(tmp_path / "memory.stat", b"anon 1\nactive_file 200\ninactive_file 50\n")
-    monkeypatch.setattr(procfs, "cgroups", lambda controller: [(cgroup, True)])
-    assert checkpoint_memory.find_rooms(tmp_path)[2:] == [350]
-    write(tmp_path / "memory.max", b"max\n")
-    assert checkpoint_memory.find_rooms(tmp_path)[2:] == []
+
+
+V2 = {
+    "proc/self/cgroup": "0::/system.slice/slurmstepd.scope/job_71/step_0/user/task_0\n",
+    # `--mem=4G`: Slurm limits the job; 1.5 GiB of it are in tmpfs, which `file` counts, and the lists of files do not
+    "sys/fs/cgroup/system.slice/slurmstepd.scope/memory.max": "max\n",
+    "sys/fs/cgroup/system.slice/slurmstepd.scope/memory.current": "2700000000\n",
+    "sys/fs/cgroup/system.slice/slurmstepd.scope/job_71/memory.max": "4294967296\n",
+    "sys/fs/cgroup/system.slice/slurmstepd.scope/job_71/memory.current": "2684354560\n",
+    "sys/fs/cgroup/system.slice/slurmstepd.scope/job_71/memory.stat": (
+        "anon 536870912\nfile 2147483648\nshmem 1610612736\nfile_mapped 8192\nfile_dirty 0\ninactive_anon 1879048192\n"
+        "active_anon 268435456\ninactive_file 402653184\nactive_file 134217728\nunevictable 0\n"
+    ),
+    "sys/fs/cgroup/system.slice/slurmstepd.scope/job_71/step_0/memory.max": "max\n",
+}
+V1 = {
+    "proc/self/cgroup": (
+        "11:cpuset:/slurm/uid_2000/job_71/step_0\n9:memory:/slurm/uid_2000/job_71/step_0/task_0\n"
+        "1:name=systemd:/system.slice/slurmd.service\n0::/system.slice/slurmd.service\n"
+    ),
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": "6000000000\n",
+    "sys/fs/cgroup/memory/slurm/uid_2000/job_71/memory.limit_in_bytes": "4294967296\n",
+    "sys/fs/cgroup/memory/slurm/uid_2000/job_71/memory.usage_in_bytes": "2684354560\n",
+    "sys/fs/cgroup/memory/slurm/uid_2000/job_71/memory.stat": (
+        "cache 0\nrss 0\ninactive_file 0\nactive_file 0\nhierarchical_memory_limit 4294967296\ntotal_cache 2147483648\n"
+        "total_rss 536870912\ntotal_shmem 1610612736\ntotal_inactive_file 402653184\ntotal_active_file 134217728\n"
+    ),
+}
+CONTAINER_V2 = {
+    "proc/self/cgroup": "0::/\n",  # a container with a cgroup namespace of its own
+    "sys/fs/cgroup/memory.max": "4294967296\n",
+    "sys/fs/cgroup/memory.current": "2684354560\n",
+    "sys/fs/cgroup/memory.stat": "shmem 1610612736\ninactive_file 402653184\nactive_file 134217728\n",
+}
+
+
+@pytest.mark.parametrize("files", [V2, V1, CONTAINER_V2])
+def test_memory_of_the_job_within_its_cgroup_is_found(
+    bench: MemoryBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
+) -> None:
+    """Files in memory count for the limit of the job; the cache of files on disks makes room. Checkpoints that are in memory already
+    have their room."""
+    monkeypatch.undo()
+    for name, text in files.items():
+        write(tmp_path / "host" / name, text.encode())
+    found = list(procfs.cgroups("memory", tmp_path / "host"))
+    monkeypatch.setattr(procfs, "cgroups", lambda controller: found)
+    rooms = checkpoint_memory.find_rooms(tmp_path)
+    assert min(rooms[2:]) == (4 << 30) - (2 << 30), "2.5 GiB are used, of which 0.5 GiB are a cache"
+    monkeypatch.setattr(bench.memory, "_config", dataclasses.replace(bench.memory._config, memory_bytes=3 << 30))
+    monkeypatch.setattr(checkpoint_memory, "find_rooms", lambda folder: [8 << 30, 8 << 30, *rooms[2:]])
+    bench.memory.open(None)
+    assert bench.memory.fault == "checkpoint.memory is 3.2 GB, the job's cgroup has room for 2.1 GB"
+    assert "checkpoint-staging" in str(bench.memory.folder)
+
+
+def test_neighbour_copy_of_a_lost_host_is_stored(bench: MemoryBench) -> None:
+    place = bench.memory.folder.parent / "neighbours/7"
+    write(place / "step-1/rank1.pt", b"its data")
+    bench.save("step-1/rank0.pt")
+    bench.store(7, "step-1/rank0.pt")
+    files, source = pieces(place, "step-1/rank1.pt"), bench.location(root=place)
+    assert bench.copy(7, files, CopyTarget.DISK, source).error == ""
+    assert (bench.disk / "step-1/rank1.pt").read_bytes() == b"its data"
+    assert set(bench.memory._stored[7].files) == set(pieces(bench.memory.folder, "step-1/rank0.pt"))

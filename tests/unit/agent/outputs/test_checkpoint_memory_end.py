@@ -185,10 +185,13 @@ def test_files_of_dead_agent_on_disk_stay(tmp_path: Path) -> None:
 def test_monitor_cleans_up_memory_of_dead_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_monitor, "clean_up_processes", lambda tag, is_monitor=False: [])
     own = leave(memory.memory_folder(str(tmp_path), jobs.ID, "node-0"))
-    config = fake_host.config(root=str(tmp_path), memory_dir=str(tmp_path), tag="t")
+    monkeypatch.setattr(memory, "DEFAULT_DIR", str(tmp_path / "shm"))
+    of_other_job = leave(tmp_path / "shm/orch-other-node-0")
+    config = fake_host.config(root=str(tmp_path), tag="t")
     agent_monitor._clean_up(config)
-    assert own.exists(), "the job keeps nothing in memory"
-    agent_monitor._clean_up(dataclasses.replace(config, memory_bytes=1))
+    assert not of_other_job.exists(), "also where the job itself keeps nothing in memory"
+    assert own.exists()
+    agent_monitor._clean_up(dataclasses.replace(config, memory_dir=str(tmp_path), memory_bytes=1))
     assert not own.exists()
 
 
@@ -226,3 +229,12 @@ def test_copy_under_way_leaves_nothing_behind_when_the_agent_ends(
         assert is_asked.wait(5.0)
     time.sleep(1.7)
     assert not bench.memory.folder.parent.exists()
+
+
+def test_nothing_is_copied_into_memory_that_is_about_to_be_deleted(tmp_path: Path) -> None:
+    with memory_bench(tmp_path) as bench:
+        bench.save("step_1.pt")
+        files = pieces(bench.memory.folder, "step_1.pt")
+        bench.drain()
+        bench.memory.copy(orders.CopyCheckpoint(1, files, CopyTarget.NEIGHBOUR, (bench.location(),), {}))
+        assert bench.memory._copies == []

@@ -133,6 +133,35 @@ def test_spare_without_room_leaves_copies_to_the_gang(tmp_path: Path) -> None:
     assert memory.is_safe(world.latest())
 
 
+def test_neighbour_stores_on_a_shared_disk_what_a_lost_host_has_written(tmp_path: Path) -> None:
+    """The nodes may be given back next; of files that their writer stores nothing is copied twice."""
+    world = MemoryWorld(tmp_path, "n0", "n1", has_hosts=False)
+    save = world.save_all("step-10")
+    world.orders()
+    world.copied("n1", NEIGHBOUR, save, ("step-10/rank0.pt",))
+    world.copied("n1", DISK, save, ("step-10/rank1.pt",))
+    assert world.orders() == [], "n0 does it"
+    del world.up["n0"]
+    assert world.desk.is_saving and world.orders() == [("n1", DISK, 1)]
+    (source,) = world.given[0][1].sources
+    assert source.root.endswith("neighbours/1") and [one.name for one in world.given[0][1].files] == [
+        "step-10/rank0.pt"
+    ]
+    shutil.copy2(world.place("n0") / "step-10/rank0.pt", world.job.checkpoints / "step-10")
+    world.desk.memory.enter_copied(
+        world.at, "n1", reports.CheckpointCopied(1, DISK, world.disk("n1"), ("step-10/rank0.pt",))
+    )
+    assert world.saves[1].locations[0] == FileLocation("", str(world.job.checkpoints)) and not world.desk.is_saving
+
+
+def test_what_only_lost_hosts_have_is_not_waited_for(tmp_path: Path) -> None:
+    world = MemoryWorld(tmp_path, "n0", "n1", has_hosts=False)
+    world.save_all("step-10")
+    assert world.desk.is_saving
+    del world.up["n0"]
+    assert not world.desk.is_saving
+
+
 def test_checkpoint_that_only_lost_hosts_have_is_gone(tmp_path: Path) -> None:
     world = MemoryWorld(tmp_path, "n0", "n1")
     world.save_all("step-10")
