@@ -224,6 +224,7 @@ class CheckpointMemory:
         if not all(disk.matches_record(stage, piece) for piece in todo):
             return "; ".join(filter(None, failures)) or "its files are not there any more"
         disk.install([piece.name for piece in todo], stage, root)
+        self.is_empty = False
         self._copied_here.update(piece.stamp for piece in todo)
         return ""
 
