@@ -60,6 +60,8 @@ class Story(DeskWorld):
         self.seen = set[tuple[str, int, int, int]]()
         self.log: list[str] = []
         self.ends = False
+        self.hidden = set[str]()  # of torn ones
+        self.pruned = set[int]()  # by supervisors that were killed
         self.resumed: list[int] = []
         self.wire()
         for name in (*nodes, *(f"s{number}" for number in range(self.random.choice((0, 1, 2))))):
@@ -143,10 +145,13 @@ class Story(DeskWorld):
 
     # What an agent does
 
-    def prepare_memory(self, name: str, checkpoint: Checkpoint | None) -> str:
+    def prepare_memory(self, name: str, checkpoint: Checkpoint | None, torn: tuple[Checkpoint, ...] = ()) -> str:
         """Make an agent's memory ready for an attempt, compare there what it begins from; return how that differs."""
         host = self.hosts[name]
         assert host.memory is not None
+        for one in torn:
+            for root in (Path(one.locations[0].root), host.job.checkpoints):
+                self.hidden |= {piece.name for piece in one.files} if disk.quarantine(root, one) else set()
         if checkpoint is not None and not checkpoint.locations[0].is_memory:
             if fault := disk.compare(checkpoint, deep=False).fault:
                 return fault
@@ -183,8 +188,8 @@ class Story(DeskWorld):
             else:
                 disk.delete_checkpoint(order, root)
         else:
-            attempt, checkpoint = order
-            fault = self.prepare_memory(name, checkpoint)
+            attempt, checkpoint, torn = order
+            fault = self.prepare_memory(name, checkpoint, torn)
             host.outbox.append(("prepared", attempt, fault))
 
     # What the supervisor does
@@ -224,6 +229,7 @@ class Story(DeskWorld):
             if isinstance(host.last, reports.CheckpointCopied) and self.random.random() < 0.5:
                 host.outbox.insert(0, host.last)
         self.sending.clear()
+        self.pruned |= self.desk._pruner._begun
         self.desk = CheckpointTracker(self.job, self.plan, self.copier, lambda: None)
         self.wire()
         self.desk.begin(self.facts, self.at)
@@ -322,7 +328,8 @@ class Story(DeskWorld):
                 checkpoint = memory_copies.on_node(checkpoint, name)
             elif self.is_ssh:
                 checkpoint = self.desk.copies.locate_on_host(checkpoint, name, str(self.hosts[name].job.root))
-        self.hosts[name].inbox.append(("prepare", (self.gang.attempt, checkpoint)))
+        torn = self.desk.find_torn_on_host(name, self.gang.attempt)
+        self.hosts[name].inbox.append(("prepare", (self.gang.attempt, checkpoint, torn)))
 
     def enter_prepared(self, name: str, fault: str) -> None:
         """A node is ready, or cannot be: then others are chosen, and in the end another checkpoint."""
@@ -391,8 +398,10 @@ class Story(DeskWorld):
         """A script deletes all but its newest numbered checkpoint."""
         host = self.hosts[name]
         assert host.memory is not None
-        folders = sorted(host.memory.folder.glob("step-*"), key=lambda path: int(path.name[5:]))
+        folders = sorted(host.memory.folder.glob("step-*"), key=lambda path: path.lstat().st_mtime_ns)
         for folder in folders[:-1]:
+            if self.saving is not None or folder.name in host.unseen:
+                continue
             for path in folder.iterdir():
                 file = f"{folder.name}/{path.name}"
                 for checkpoint in self.saves.values():
@@ -496,9 +505,9 @@ class Story(DeskWorld):
     def expect_disk(self, root: Path, names: set[str]) -> None:
         """Nothing goes from a disk but what `checkpoint.keep` does not keep."""
         if gone := self.on_disk.get(root, set()) - names:
-            begun = self.desk._pruner._begun
+            begun = self.pruned | self.desk._pruner._begun
             pruned = [one for one in self.saves.values() if one.number in begun or one.state is PRUNED]
-            gone -= {piece.name for one in pruned for piece in one.files}
+            gone -= {piece.name for one in pruned for piece in one.files} | self.hidden
             if gone := {name for name in gone if not any(part.startswith(".") for part in name.split("/"))}:
                 self.fail(f"{sorted(gone)} went from {root}")
         self.on_disk[root] = names
