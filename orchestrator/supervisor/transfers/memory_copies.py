@@ -53,6 +53,7 @@ class MemoryCopies:
         self._retry_at: dict[_Key, float] = {}
         self._orders: list[tuple[str, orders.CopyCheckpoint]] = []
         self._gang: tuple[str, ...] = ()
+        self.attempt_over = 0  # the last attempt of which nothing more is hashed
         self.discards: list[tuple[str, Checkpoint]] = []
         self.finished_restores: list[
             tuple[str, str]
@@ -235,7 +236,8 @@ class MemoryCopies:
         sources: tuple[FileLocation, ...] = (),
     ) -> None:
         key, wanted, hosts = (checkpoint.number, node, target), frozenset(names), self.hosts()
-        if key in self._pending or at < self._retry_at.get(key, at) or not (checkpoint.is_hashed or sources):
+        is_ready = checkpoint.is_hashed or sources or checkpoint.attempt <= self.attempt_over
+        if key in self._pending or at < self._retry_at.get(key, at) or not is_ready:
             return
         files = tuple(piece for piece in checkpoint.files if piece.name in wanted)
         addresses = {one.host: hosts[one.host].memory_addresses for one in sources if one.host in hosts}
