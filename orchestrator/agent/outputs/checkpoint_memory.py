@@ -181,7 +181,7 @@ class CheckpointMemory:
         except OSError as err:
             error = f"{err.filename or ''}: {err.strerror}".lstrip(": ")
         with contextlib.suppress(OSError, RuntimeError, concurrent.futures.CancelledError):  # the scanner has ended
-            self._evict()
+            self._evict(order.safe)
         shutil.rmtree(self._stage, ignore_errors=True)
         names = () if error else tuple(piece.name for piece in order.files)
         gone = tuple(self._evicted), tuple(self._dropped)
@@ -191,10 +191,11 @@ class CheckpointMemory:
     def _store(self, order: orders.CopyCheckpoint) -> str:
         """Copy files to the disk; return why they are not there. Raises OSError."""
         root, stage = self._job.checkpoints, self._stage
+        folder = Path(order.sources[0].root) if order.sources else self.folder
         todo = [piece for piece in order.files if not disk.matches_record(root, piece)]
         for piece in todo:
-            disk.put_file(self.folder / piece.name, stage / piece.name)
-            is_same = all(disk.matches_record(place, piece) for place in (self.folder, stage))
+            disk.put_file(folder / piece.name, stage / piece.name)
+            is_same = all(disk.matches_record(place, piece) for place in (folder, stage))
             if not is_same or piece.sha256 not in ("", disk.sha256(stage / piece.name)):
                 return f"{piece.name} has changed since it was saved"
         disk.install([piece.name for piece in todo], stage, root)
@@ -235,8 +236,9 @@ class CheckpointMemory:
         if self._drained is not None:
             raise Cancelled
 
-    def _evict(self) -> None:
-        """Make room: numbered files that are on the disk become links to it, but for the newest."""
+    def _evict(self, safe: int) -> None:
+        """Make room: numbered files that are on the disk become links to it, but for the newest; copies for others are deleted, but for
+        the newest, and for those of the checkpoint `safe`."""
         host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         free_bytes, _, *groups_bytes = find_rooms(self._base)
         is_low = min((free_bytes, *groups_bytes)) < PRESSURE_SHARE * host_bytes
@@ -244,7 +246,7 @@ class CheckpointMemory:
         numbers = sorted(number for number, order in self._stored.items() if not order.is_overwritten)
         for number in numbers[: len(numbers) - kept]:
             self.between_scans(functools.partial(self._link, number))
-        for folder in self._neighbours()[:-NUMBERS_KEPT]:
+        for folder in [one for one in self._neighbours()[:-NUMBERS_KEPT] if int(one.name) != safe]:
             shutil.rmtree(folder, ignore_errors=True)
             self._dropped.append(int(folder.name))
 

@@ -337,7 +337,7 @@ class CheckpointTracker:
             self._ledger.put(gone)
             self._emit_change(at, gone)
         newest = self._newest()
-        is_far = any(place.host for place in checkpoint.locations)
+        is_far = any(place.host and not place.is_memory for place in checkpoint.locations)
         if newest is not None and newest.number == checkpoint.number and not is_far:
             self._retention.keep(checkpoint)
         self._pruner.prune(self.checkpoints.values(), self._newest())

@@ -3,7 +3,8 @@
 Rules
 - The newest checkpoint goes first, to another host and to the disk at the same time; of each node one goes to the disk at a time.
 - Older ones that no longer fit into the memory with the next one, and are not on the disk by then, are skipped.
-- A spare keeps copies before other nodes; else the next node of the gang.
+- A spare keeps copies before other nodes; else the next node of the gang. It stores them if the hosts that wrote them are away.
+- One whose names are overwritten replaces the last one on the disk only once another host has it, if one can.
 - What an agent was asked for is asked for again when it has connected again; what failed, after a pause.
 - An agent compares each file before it uses or copies it: a location may be stale, and costs time, never a wrong file.
 """
@@ -179,11 +180,9 @@ class MemoryCopies:
         for checkpoint in list(self._checkpoints.values()):
             if self.may_fetch(at, checkpoint):
                 self._enter(at, checkpoint)
-        waiting = [
-            checkpoint
-            for checkpoint in sorted(self._checkpoints.values(), key=lambda one: -one.number)
-            if checkpoint.state is CheckpointState.WHOLE and any(one.is_memory for one in checkpoint.locations)
-        ]
+        newest_first = sorted(self._checkpoints.values(), key=lambda one: -one.number)
+        complete = [checkpoint for checkpoint in newest_first if checkpoint.state is CheckpointState.WHOLE]
+        waiting = [one for one in complete if any(place.is_memory for place in one.locations)]
         kept_bytes = _bytes_per_host(waiting[0]) if waiting else 0
         for place, checkpoint in enumerate(waiting):
             kept_bytes += _bytes_per_host(checkpoint)
@@ -195,13 +194,20 @@ class MemoryCopies:
             if unstored and place >= NEIGHBOUR_MAX and kept_bytes > self._bytes_max and not is_begun:
                 self._skip(at, checkpoint)
                 continue
-            for one in checkpoint.locations:
-                if one.is_memory and one.host in hosts and _is_original(one):
-                    names = unstored.intersection(one.names)
-                    if names and not self._is_storing(one.host):
-                        self._order(at, one.host, checkpoint, names, CopyTarget.DISK)
             if place < NEIGHBOUR_MAX:
                 self._order_neighbours(at, checkpoint, hosts)
+            is_awaited = checkpoint.is_overwritten and not memory.is_safe(checkpoint)
+            if is_awaited and any(key[::2] == (checkpoint.number, CopyTarget.NEIGHBOUR) for key in self._pending):
+                continue
+            held = [one for one in checkpoint.locations if one.is_memory and one.host in hosts]
+            orphans = unstored & memory.find_missing(checkpoint, filter(_is_original, held))
+            if any(other.number > checkpoint.number and shares_files(checkpoint, other) for other in complete):
+                orphans = frozenset()
+            for one in held:
+                sources = () if _is_original(one) else (one,)
+                names = (orphans if sources else unstored).intersection(one.names)
+                if names and not self._is_storing(one.host):
+                    self._order(at, one.host, checkpoint, names, CopyTarget.DISK, sources)
 
     def _is_storing(self, node: str) -> bool:
         return any(host == node and target is CopyTarget.DISK for _, host, target in self._pending)
@@ -241,8 +247,10 @@ class MemoryCopies:
             return
         files = tuple(piece for piece in checkpoint.files if piece.name in wanted)
         addresses = {one.host: hosts[one.host].memory_addresses for one in sources if one.host in hosts}
+        whole = (one for one in self._checkpoints.values() if one.state is CheckpointState.WHOLE)
+        safe = max((one.number for one in whole if memory.is_safe(one)), default=0)
         order = orders.CopyCheckpoint(
-            checkpoint.number, files, target, sources, addresses, is_overwritten=checkpoint.is_overwritten
+            checkpoint.number, files, target, sources, addresses, checkpoint.is_overwritten, safe
         )
         self._pending[key] = order
         self._orders.append((node, order))
