@@ -77,7 +77,7 @@ def act(story: Story) -> None:
         story.arrive(copy.key, "" if is_there else "the connection has ended")
     elif chance < 0.32:
         story.chores()
-    elif chance < 0.55:
+    elif chance < 0.5:
         train(story)
     else:
         tend(story, name)
@@ -89,7 +89,7 @@ def train(story: Story) -> None:
         return
     while story.saving is not None:
         story.write_part(story.random.choice(story.saving.todo))
-        if story.random.random() < 0.3:
+        if story.random.random() < 0.2:
             return
     if story.random.random() < 0.35:
         story.note("save", str(story.gang.base_step + story.step))
@@ -108,14 +108,14 @@ def tend(story: Story, name: str) -> None:
         host = story.hosts[name]
         if not host.is_alive:
             continue
-        if host.unseen and story.random.random() < 0.5:
+        if host.unseen and story.random.random() < 0.8:
             host.scan()
-        if host.unhashed and story.random.random() < 0.5:
+        while host.unhashed and story.random.random() < 0.8:
             host.hash()
-        if host.inbox and story.random.random() < 0.7:
+        while host.is_alive and host.inbox and story.random.random() < 0.6:
             story.note("work", name, repr(host.inbox[0])[:160])
             story.work(name)
-        for _ in range(story.random.choice((2, 6, 40))):
+        for _ in range(story.random.choice((3, 40, 40))):
             if name in story.up and host.outbox:
                 story.note("deliver", name, repr(host.outbox[0])[:200])
                 story.deliver(name)

@@ -60,6 +60,7 @@ class Story(DeskWorld):
         self.seen = set[tuple[str, int, int, int]]()
         self.log: list[str] = []
         self.ends = False
+        self.touched = set[tuple[str, str]]()  # hosts and files that scripts have overwritten or deleted
         self.hidden = set[str]()  # of torn ones
         self.pruned = set[int]()  # by supervisors that were killed
         self.resumed: list[int] = []
@@ -384,6 +385,7 @@ class Story(DeskWorld):
                 self.promised[checkpoint.number].add(name)
                 if reaches:
                     self.promised.pop(checkpoint.number)
+        self.touched.add((name, file))
         data = f"save {save.id} {file} ".encode() * self.random.randrange(5, 60)
         new = write(path if is_in_place else path.with_name("new"), data, self.now_ns)
         new.rename(path)
@@ -404,6 +406,7 @@ class Story(DeskWorld):
                 continue
             for path in folder.iterdir():
                 file = f"{folder.name}/{path.name}"
+                self.touched.add((name, file))
                 for checkpoint in self.saves.values():
                     if checkpoint.number in self.promised and any(piece.name == file for piece in checkpoint.files):
                         self.promised[checkpoint.number].add(name)
@@ -479,6 +482,16 @@ class Story(DeskWorld):
         saves = {self.truth[piece.stamp][0] for piece in checkpoint.files if piece.stamp in self.truth}
         if len(saves) != 1 or self.wholes.get(saves.pop()) != checkpoint.stamps:
             self.fail(f"{number}, {checkpoint.main}, is complete, and ranks never wrote that")
+        for place in checkpoint.locations:
+            host = self.hosts.get(place.host)
+            if host is None or host.memory is None or host.name not in self.up or host.outbox or not place.is_memory:
+                continue
+            is_copy = Path(place.root).parent.name == memory.NEIGHBOURS
+            for piece in checkpoint.files:
+                if piece.name in place.names and (is_copy or place.root == str(host.memory.folder)):
+                    is_there = disk.matches_record(Path(place.root), piece)
+                    if not is_there and (is_copy or (host.name, piece.name) not in self.touched):
+                        self.fail(f"{number}: {piece.name} is not in the memory of {host.name}, and no host is lost")
         if memory.is_safe(checkpoint):
             lost = self.promised.setdefault(number, set())
             held = [self.holders(checkpoint, piece) & {"", *self.up} for piece in checkpoint.files]
