@@ -6,7 +6,8 @@ import tempfile
 from pathlib import Path
 
 from orchestrator.core.checkpoints import disk
-from tests.support.copy_story import RUN, WHOLE, Story
+from tests.support.copy_state import RUN, WHOLE
+from tests.support.copy_story import Story
 from tests.support.copy_world import Host, patched
 
 EVENTS = range(60, 200)

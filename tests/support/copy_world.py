@@ -29,11 +29,12 @@ from orchestrator.core.checkpoints.checkpoint import (
 )
 from orchestrator.core.host import interfaces
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.wire import orders, reports
+from orchestrator.core.wire import reports
 from tests.support import fake_host
 
 ROOM = 1 << 40
 READING = GroupReading(Format.TORCH, Content.STATE, fits_any_size=True, is_proved=True)
+
 
 class Crash(BaseException):
     """An agent is killed in the middle of a copy."""
@@ -133,7 +134,6 @@ class Host:
             if pieces is not None:
                 self.outbox.append(reports.CheckpointHashed(seen.attempt, seen.key, pieces))
 
-
     def stop(self, attempt: int) -> None:
         """End an attempt with a last scan."""
         self.scan()
@@ -157,7 +157,13 @@ def patched(hosts: dict[str, Host], trouble: dict[str, int]) -> Iterator[None]:
         put_file(source, target, **how)
 
     def fetch(
-        addresses: tuple[str, ...], token: str, pem: str, root: str, files: list[CheckpointFile], stage: Path, pace: object
+        addresses: tuple[str, ...],
+        token: str,
+        pem: str,
+        root: str,
+        files: list[CheckpointFile],
+        stage: Path,
+        pace: object,
     ) -> str:
         host = hosts[addresses[0].partition(":")[0]] if addresses else None
         if host is None or host.memory is None:
@@ -187,7 +193,7 @@ def patched(hosts: dict[str, Host], trouble: dict[str, int]) -> Iterator[None]:
         here.setattr(disk, "put_file", put)
         here.setattr(peer_files, "fetch", fetch)
         here.setattr(peer_files, "PeerServer", Server)
-        here.setattr(interfaces, "list_addresses", lambda: [])
+        here.setattr(interfaces, "list_addresses", list)
         here.setattr(checkpoint_memory, "find_rooms", rooms)
         yield
 
