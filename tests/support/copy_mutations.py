@@ -64,11 +64,53 @@ MUTATIONS = (
 )  # fmt: skip
 """One for each rule of the supervisor, and for those of agents that it relies on."""
 
-KILLERS: dict[str, int] = {}
+KILLERS: dict[str, int] = {
+    "the memory of a new agent is not empty": 7,
+    "what could not be copied is there": 37,
+    "what has left a memory is still there": 308,
+    "copies that are not kept are still there": 308,
+    "one without a file is complete": 675,
+    "one in part on disks is fetched": 32,
+    "nothing goes to the disk": 938,
+    "parts on the disk are not joined": 12,
+    "what is in memory is on a disk": 675,
+    "copies for neighbours are the ranks' own": 308,
+    "no file is missing": 32,
+    "one host is safe": 675,
+    "one that is not here takes the place of others": 33,
+}
 """By mutation: the seed of a story that notices it."""
 
-SURVIVORS: dict[str, str] = {}
-"""By mutation that no story has noticed: why, or which test does."""
+SURVIVORS: dict[str, str] = {
+    "what an agent was asked for is not asked for again": "test_lost_order_is_given_again_and_failed_one_later",
+    "what was overwritten is still there": "test_checkpoint_stays_for_the_older_name_until_the_newer_is_here",
+    "what failed is never tried again": "test_lost_order_is_given_again_and_failed_one_later",
+    "what a leaving agent has stored is lost": "test_leaving_agent_has_moved_everything_to_its_disk",
+    "a neighbour stores nothing": "test_neighbour_stores_what_its_writer_cannot",
+    "a neighbour's older copy replaces a newer one": "test_neighbour_stores_no_older_version_over_a_newer_one",
+    "names are overwritten on disk before another host has them": "test_names_are_overwritten_on_disk_once_another_host_has_the_files",
+    "what an agent does is ordered again": "test_complete_checkpoint_goes_to_neighbour_and_disk_and_is_then_fetched",
+    "what is not hashed is never stored": "test_what_is_not_hashed_is_stored_after_its_attempt",
+    "no copy is told to stay": "test_order_names_the_newest_safe_checkpoint",
+    "it is restored from hosts that do not have all": "the agent refuses it, and it is sent from here: only time is lost",
+    "a restore of another checkpoint goes on": "the agent ignores what it has, and nobody waits for it: only time is lost",
+    "lost hosts are taken for reachable": "test_checkpoint_that_only_lost_hosts_have_is_gone",
+    "a skipped one stays complete": "test_checkpoint_is_skipped_when_memory_has_no_room_for_the_next",
+    "a part on the disk is all": "test_part_on_a_shared_disk_is_not_all",
+    "all hosts are connected": "test_lost_host_leaves_what_its_neighbour_has",
+    "one file is safe, so all are": "test_names_are_overwritten_on_disk_once_another_host_has_the_files",
+    "one whose fetch failed is gone": "test_checkpoint_on_disks_of_hosts_stays_complete_when_it_cannot_be_fetched",
+    "one in memory is kept twice only without copies": "test_checkpoint_of_memory_is_kept_until_the_next_one_is_on_disk",
+    "what replaces files in memory is not noted": "test_checkpoint_stays_for_the_older_name_until_the_newer_is_here",
+    "an attempt is over while it runs": "test_what_is_not_hashed_is_stored_after_its_attempt",
+    "one in memory is fetched at once": "test_complete_checkpoint_goes_to_neighbour_and_disk_and_is_then_fetched",
+    "one that is gone is sent": "test_checkpoint_that_is_nowhere_any_more_is_not_sent",
+    "an agent with copies says that it has none": "test_agent_that_keeps_copies_does_not_say_that_its_memory_is_empty",
+    "safe copies are deleted for newer ones": "test_copies_of_a_safe_checkpoint_stay_beside_the_newest",
+    "a neighbour stores what it has of its own": "test_copies_for_a_neighbour_are_stored_from_where_they_are",
+    "a file that has changed is stored": "tests of test_checkpoint_memory.py: no story changes a file while it is copied",
+}
+"""By mutation that no story has noticed yet: the named test that does, or why nothing can."""
 
 
 @contextlib.contextmanager

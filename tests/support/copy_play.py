@@ -100,7 +100,7 @@ def train(story: Story) -> None:
             story.step += 1
             for name in story.nodes:
                 story.hosts[name].scan()
-                story.beat(name)
+                story.tell_steps(name)
 
 
 def tend(story: Story, name: str) -> None:

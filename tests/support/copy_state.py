@@ -42,7 +42,7 @@ class CopyState(DeskWorld):
         self.sending, self.prepared = set[str](), set[str]()
         self.promised = dict[int, set[str]]()
         self.on_disk = dict[Path, set[str]]()
-        self.seen = set[tuple[str, int, int, int]]()
+        self.proved = set[tuple[str, int, int, int]]()
         self.log: list[str] = []
         self.ends = False
         self.touched = set[tuple[str, str]]()  # hosts and files that scripts have overwritten or deleted
@@ -151,8 +151,8 @@ class CopyState(DeskWorld):
                     found.add(name)
                     seen = path, about.st_ino, about.st_size, about.st_mtime_ns
                     written = self.truth.get((name, about.st_size, about.st_mtime_ns))
-                    if written is not None and seen not in self.seen:
-                        self.seen.add(seen)
+                    if written is not None and seen not in self.proved:
+                        self.proved.add(seen)
                         if Path(path).read_bytes() != written[1]:
                             self.fail(f"{path} is torn, and looks whole")
         return found

@@ -365,7 +365,7 @@ class Story(CopyState):
                         self.promised[checkpoint.number].add(name)
             shutil.rmtree(folder)
 
-    def beat(self, name: str) -> None:
+    def tell_steps(self, name: str) -> None:
         """A node's ranks have made steps."""
         host = self.hosts[name]
         if name not in self.up:

@@ -260,6 +260,7 @@ def test_what_is_not_hashed_is_stored_after_its_attempt(tmp_path: Path) -> None:
     world.desk.enter_report(world.at, "n0", world.seen("step-10.pt"), world.gang)
     world.go_on()
     world.settle()
+    world.desk.close_stopped(world.at, world.gang)
     assert not world.latest().is_hashed
     assert world.orders() == []
     world.stop()
@@ -296,3 +297,31 @@ def test_checkpoint_that_is_nowhere_any_more_is_not_sent(tmp_path: Path) -> None
     world.desk.memory.connected(world.at, world.hello("n0", is_memory_empty=True))
     assert (world.latest().state, world.latest().locations) == (CheckpointState.GONE, ())
     assert not world.desk.copies.send(world.latest(), "n0", "/far")
+
+
+def test_part_on_a_shared_disk_is_not_all(tmp_path: Path) -> None:
+    world = MemoryWorld(tmp_path, "n0", "n1", has_hosts=False)
+    for rank, node in enumerate(world.nodes):
+        world.write({f"step-10/rank{rank}.pt": torch_save(adam(10))}, node)
+        world.report(f"step-10/rank{rank}.pt", node)
+    world.go_on()
+    world.settle()
+    world.orders()
+    world.copied("n0", DISK, world.latest())
+    assert world.latest().locations[0] == FileLocation("", str(world.job.checkpoints), ("step-10/rank0.pt",))
+    assert not memory.is_safe(world.latest())
+    world.copied("n1", DISK, world.latest())
+    assert world.latest().locations[0] == FileLocation("", str(world.job.checkpoints))
+    assert memory.is_safe(world.latest())
+
+
+def test_checkpoint_on_disks_of_hosts_stays_complete_when_it_cannot_be_fetched(tmp_path: Path) -> None:
+    world = MemoryWorld(tmp_path, "n0")
+    save = world.save_all("step-10")
+    world.orders()
+    world.copied("n0", DISK, save)
+    world.arrive("n0", "the connection has ended")
+    assert (world.latest().state, world.latest().is_in_transit) == (CheckpointState.WHOLE, False)
+    world.at += 60.0
+    world.orders()
+    assert world.latest().is_in_transit
