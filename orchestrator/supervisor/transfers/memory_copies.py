@@ -197,7 +197,8 @@ class MemoryCopies:
             if place < NEIGHBOUR_MAX:
                 self._order_neighbours(at, checkpoint, hosts)
             is_awaited = checkpoint.is_overwritten and not memory.is_safe(checkpoint)
-            if is_awaited and any(key[::2] == (checkpoint.number, CopyTarget.NEIGHBOUR) for key in self._pending):
+            is_copied = all(key[::2] != (checkpoint.number, CopyTarget.NEIGHBOUR) for key in self._pending)
+            if is_awaited and (self.find_fault(checkpoint) or not is_copied):
                 continue
             held = [one for one in checkpoint.locations if one.is_memory and one.host in hosts]
             orphans = unstored & memory.find_missing(checkpoint, filter(_is_original, held))

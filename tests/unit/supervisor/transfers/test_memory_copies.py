@@ -250,6 +250,9 @@ def test_names_are_overwritten_on_disk_once_another_host_has_the_files(tmp_path:
     world.copied("n1", NEIGHBOUR, save, ("last/rank0.pt",))
     assert world.orders() == []
     world.copied("n0", NEIGHBOUR, save, ("last/rank1.pt",), error="0.1 GB do not fit into 0.0 GB")
+    away = world.up.pop("n1")  # with the only copy of its file
+    assert world.orders() == []
+    world.up["n1"] = away
     assert set(world.orders()) == {("n0", DISK, 1), ("n1", DISK, 1)}
 
 
