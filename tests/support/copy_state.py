@@ -71,7 +71,8 @@ class CopyState(DeskWorld):
         down = {name for name in self.hosts if name not in self.up}
         for number, lost in list(self.promised.items()):
             checkpoint = self.saves[number]
-            if checkpoint.state is PRUNED or (found is not None and found.number >= number):
+            is_skipped = "was skipped" in checkpoint.why  # there was no room for it
+            if checkpoint.state is PRUNED or is_skipped or (found is not None and found.number >= number):
                 continue
             if len(lost | down) <= 1:
                 at = found.number if found is not None else 0
