@@ -19,11 +19,12 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from orchestrator.agent.outputs import peer_files
+from orchestrator.agent.outputs.memory_folders import LOCK_FILE, RECORD_FILE, find_rooms, used_bytes
 from orchestrator.core import host_facts
 from orchestrator.core.checkpoints import disk, file_groups, memory, tree, validation
 from orchestrator.core.checkpoints.checkpoint import Checkpoint, CopyTarget, FileLocation
 from orchestrator.core.errors import Cancelled
-from orchestrator.core.host import interfaces, procfs
+from orchestrator.core.host import interfaces
 from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.durable import make_subfolders, replace_text
 from orchestrator.core.jobdir.layout import JobDir
@@ -43,11 +44,7 @@ PRESSURE_SHARE, FULL_SHARE = 0.1, 0.01
 """The share of the host's memory that must be left for them to stay, and that of the folder without which it is full."""
 
 IDLE_NICENESS = 19
-LOCK_FILE, RECORD_FILE, STAGING, INCOMING = "lock", "checkpoint-memory", "checkpoint-staging", ".coming"
-_CGROUP_FILES = {
-    True: ("memory.max", "memory.current", "active_file", "inactive_file"),
-    False: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_active_file", "total_inactive_file"),
-}
+STAGING, INCOMING = "checkpoint-staging", ".coming"
 
 
 class CheckpointMemory:
@@ -223,7 +220,7 @@ class CheckpointMemory:
         shutil.rmtree(stage, ignore_errors=True)
         todo = [piece for piece in order.files if not disk.matches_record(root, piece)]
         is_neighbour = order.target is CopyTarget.NEIGHBOUR
-        others = [one for one in self._neighbours() if one.name != str(order.number)]
+        others = [one for one in self._neighbours() if int(one.name) not in (order.number, order.safe)]
         for folder in others[: 1 - NUMBERS_KEPT] if is_neighbour else ():  # the newest stays until this one is there
             shutil.rmtree(folder, ignore_errors=True)
             self._dropped.append(int(folder.name))
@@ -244,6 +241,7 @@ class CheckpointMemory:
         if not all(disk.matches_record(stage, piece) for piece in todo):
             return "; ".join(filter(None, failures)) or "its files are not there any more"
         disk.install([piece.name for piece in todo], stage, root)
+        self.is_empty = False
         self._copied_here.update(piece.stamp for piece in todo)
         return ""
 
@@ -358,52 +356,3 @@ class CheckpointMemory:
         if self._lock_fd is not None:
             shutil.rmtree(self._memory, ignore_errors=True)
             os.close(self._lock_fd)
-
-
-def used_bytes(folder: Path) -> int:
-    """Return the size of the files below a folder."""
-    return sum(piece.size_bytes for piece in disk.list_files(folder))
-
-
-def find_rooms(folder: Path) -> list[int]:
-    """Return how many bytes may still be written to a folder in memory: by the host's memory, its cgroups, and the folder's disk."""
-    about = os.statvfs(folder)
-    disk_bytes = about.f_bavail * about.f_frsize if about.f_blocks else 1 << 60
-    rooms = [_read_numbers(Path("/proc/meminfo")).get("MemAvailable", 0) << 10, disk_bytes]
-    for group, is_v2 in procfs.cgroups("memory"):
-        limit, used, *caches = _CGROUP_FILES[is_v2]
-        text, counts = procfs.read_text(group / limit).strip(), _read_numbers(group / "memory.stat")
-        if text.isdigit():
-            cached_bytes = sum(counts.get(name, 0) for name in caches)
-            rooms.append(int(text) - int(procfs.read_text(group / used) or 0) + cached_bytes)
-    return rooms
-
-
-def _read_numbers(path: Path) -> dict[str, int]:
-    lines = [line.split() for line in procfs.read_text(path).splitlines()]
-    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
-
-
-def clean_up(memory_dir: str, job: str, node: str) -> None:
-    """Delete the folder in memory of a job's node, if it is this user's and no agent uses it."""
-    _delete_unused(memory.memory_folder(memory_dir, job, node))
-
-
-def clean_up_recorded(job: JobDir, node: str) -> None:
-    """The same on this host, if the node's agent has noted where its folder is."""
-    with contextlib.suppress(OSError, ValueError):
-        clean_up(ownership.read_regular(job.node(node) / RECORD_FILE).decode(), job.id, node)
-
-
-def clean_abandoned(memory_dir: str) -> None:
-    """Delete the folders in memory that agents of this user have left when they and their monitors were killed."""
-    for folder in Path(memory_dir).glob("orch-*"):
-        _delete_unused(folder)
-
-
-def _delete_unused(folder: Path) -> None:
-    """Delete a folder that an agent of this user has made, as its signed lock shows, if no process holds the lock."""
-    if ownership.belongs_to_caller(folder) and locks.read_holder(folder / LOCK_FILE) is not None:
-        with contextlib.suppress(OSError), locks.hold(folder / LOCK_FILE, 0.0) as is_free:
-            if is_free:
-                shutil.rmtree(folder, ignore_errors=True)

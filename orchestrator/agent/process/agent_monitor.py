@@ -29,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.agent.outputs import checkpoint_memory
+from orchestrator.agent.outputs import memory_folders
 from orchestrator.agent.process import leases
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.failure import forget_errors
@@ -235,7 +235,7 @@ def _clean_up(config: AgentConfig) -> None:
     """Kill the processes of an earlier agent, and delete its checkpoints in memory and the unmasked errors of its ranks; also what
     agents of other jobs have left in memory."""
     clean_up_processes(config.tag, is_monitor=True)
-    checkpoint_memory.clean_abandoned(config.memory_dir or memory.DEFAULT_DIR)
+    memory_folders.clean_abandoned(config.memory_dir or memory.DEFAULT_DIR)
     forget_errors(JobDir.at(config.root).node(config.node))
 
 
@@ -362,7 +362,7 @@ def clean_up_node(job: JobDir, node: str) -> list[int]:
     """Kill what a job's node has left running on this host, and delete its checkpoints in memory; return the pids that are still
     alive."""
     pids = clean_up_processes(process_tags.make_tag(job.root, node))
-    checkpoint_memory.clean_up_recorded(job, node)
+    memory_folders.clean_up_recorded(job, node)
     return pids
 
 

@@ -121,6 +121,8 @@ class CopyCheckpoint:
     addresses: dict[str, tuple[str, ...]] = field(default_factory=dict)
     # A later checkpoint overwrites its names: its files are never links
     is_overwritten: bool = False
+    # The newest checkpoint that is safe, whose copies for other hosts stay; 0 for none
+    safe: int = 0
 
 
 @dataclass(frozen=True, slots=True)

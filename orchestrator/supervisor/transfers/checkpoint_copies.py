@@ -171,9 +171,9 @@ class CheckpointCopies:
     # To hosts
 
     def send(self, checkpoint: Checkpoint, node: str, host_root: str) -> bool:
-        """Begin to send a checkpoint to a host; False if nothing is to be sent, since hosts see its folder. Files that are there
-        already are not sent again."""
-        root = Path(checkpoint.locations[0].root)
+        """Begin to send a checkpoint to a host; False if nothing is to be sent, since hosts see its folder, or it is gone. Files that
+        are there already are not sent again."""
+        root = Path(checkpoint.locations[0].root if checkpoint.locations else "/")
         if self._copier is None or not self._needs_sending(root):
             return False
         sending = self._sends.get(node)

@@ -180,6 +180,7 @@ class CheckpointTracker:
         self._gang = gang
         for number in list(self._continuations):
             self._assess(at, number, gang)
+        self.memory.attempt_over = gang.attempt - (not gang.is_over)
         if gang.is_over:
             self.copies.fetch_unhashed(self.checkpoints.values(), gang.attempt)
 

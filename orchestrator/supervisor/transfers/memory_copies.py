@@ -3,8 +3,9 @@
 Rules
 - The newest checkpoint goes first, to another host and to the disk at the same time; of each node one goes to the disk at a time.
 - Older ones that no longer fit into the memory with the next one, and are not on the disk by then, are skipped.
-- A spare keeps copies before other nodes; without one, or if it has no room, the next node of the gang. It stores them on a shared disk
-  if their host is lost.
+- A spare keeps copies before other nodes; without one, or if it has no room, the next node of the gang. It stores them if the hosts
+  that wrote them are away.
+- One whose names are overwritten replaces the last one on the disk only once another host has it, if one can.
 - What an agent was asked for is asked for again when it has connected again; what failed, after a pause.
 - An agent compares each file before it uses or copies it: a location may be stale, and costs time, never a wrong file.
 """
@@ -54,6 +55,7 @@ class MemoryCopies:
         self._retry_at: dict[_Key, float] = {}
         self._orders: list[tuple[str, orders.CopyCheckpoint]] = []
         self._gang: tuple[str, ...] = ()
+        self.attempt_over = 0  # the last attempt of which nothing more is hashed
         self.discards: list[tuple[str, Checkpoint]] = []
         self.finished_restores: list[
             tuple[str, str]
@@ -183,12 +185,10 @@ class MemoryCopies:
         for checkpoint in list(self._checkpoints.values()):
             if self.may_fetch(at, checkpoint):
                 self._enter(at, checkpoint)
-        waiting = [
-            checkpoint
-            for checkpoint in sorted(self._checkpoints.values(), key=lambda one: -one.number)
-            if checkpoint.state is CheckpointState.WHOLE and any(one.is_memory for one in checkpoint.locations)
-        ]
-        kept_bytes = _bytes_per_host(waiting[0]) if waiting else 0
+        newest_first = sorted(self._checkpoints.values(), key=lambda one: -one.number)
+        complete = [checkpoint for checkpoint in newest_first if checkpoint.state is CheckpointState.WHOLE]
+        waiting = [one for one in complete if any(place.is_memory for place in one.locations)]
+        kept_bytes, newest_safe = _bytes_per_host(waiting[0]) if waiting else 0, self._newest_safe
         for place, checkpoint in enumerate(waiting):
             kept_bytes += _bytes_per_host(checkpoint)
             on_disk = [one for one in checkpoint.locations if not one.is_memory]
@@ -196,18 +196,31 @@ class MemoryCopies:
             is_begun = any(
                 number == checkpoint.number for number, _, target in self._pending if target is CopyTarget.DISK
             )
-            if unstored and place >= NEIGHBOUR_MAX and kept_bytes > self._bytes_max and not is_begun:
+            is_kept = place < NEIGHBOUR_MAX or is_begun or checkpoint.number == newest_safe
+            if unstored and kept_bytes > self._bytes_max and not is_kept:
                 self._skip(at, checkpoint)
                 continue
-            reached = [one for one in checkpoint.locations if one.is_memory and one.host in hosts]
-            written = {name for one in reached if _is_original(one) for name in one.names}
-            for one in reached:
-                is_copy = not _is_original(one)
-                names = unstored.intersection(one.names).difference(written if is_copy else ())
-                if names and not self._is_storing(one.host) and (self._is_shared or not is_copy):
-                    self._order(at, one.host, checkpoint, names, CopyTarget.DISK, (one,) * is_copy)
             if place < NEIGHBOUR_MAX:
                 self._order_neighbours(at, checkpoint, hosts)
+            is_awaited = checkpoint.is_overwritten and not memory.is_safe(checkpoint)
+            is_copied = all(key[::2] != (checkpoint.number, CopyTarget.NEIGHBOUR) for key in self._pending)
+            if is_awaited and (self.find_fault(checkpoint) or not is_copied):
+                continue
+            held = [one for one in checkpoint.locations if one.is_memory and one.host in hosts]
+            orphans = unstored & memory.find_missing(checkpoint, filter(_is_original, held))
+            if any(other.number > checkpoint.number and shares_files(checkpoint, other) for other in complete):
+                orphans = frozenset()
+            for one in held:
+                sources = () if _is_original(one) else (one,)
+                names = (orphans if sources else unstored).intersection(one.names)
+                if names and not self._is_storing(one.host):
+                    self._order(at, one.host, checkpoint, names, CopyTarget.DISK, sources)
+
+    @property
+    def _newest_safe(self) -> int:
+        """The number of the newest complete checkpoint that outlives any one host; 0 for none."""
+        whole = (one for one in self._checkpoints.values() if one.state is CheckpointState.WHOLE)
+        return max((one.number for one in whole if memory.is_safe(one)), default=0)
 
     def _is_storing(self, node: str) -> bool:
         return any(host == node and target is CopyTarget.DISK for _, host, target in self._pending)
@@ -245,12 +258,14 @@ class MemoryCopies:
         sources: tuple[FileLocation, ...] = (),
     ) -> None:
         key, wanted, hosts = (checkpoint.number, node, target), frozenset(names), self.hosts()
-        if key in self._pending or at < self._retry_at.get(key, at) or not (checkpoint.is_hashed or sources):
+        is_ready = checkpoint.is_hashed or sources or checkpoint.attempt <= self.attempt_over
+        if key in self._pending or at < self._retry_at.get(key, at) or not is_ready:
             return
         files = tuple(piece for piece in checkpoint.files if piece.name in wanted)
         addresses = {one.host: hosts[one.host].memory_addresses for one in sources if one.host in hosts}
+        safe = self._newest_safe
         order = orders.CopyCheckpoint(
-            checkpoint.number, files, target, sources, addresses, is_overwritten=checkpoint.is_overwritten
+            checkpoint.number, files, target, sources, addresses, checkpoint.is_overwritten, safe
         )
         self._pending[key] = order
         self._orders.append((node, order))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.outputs import checkpoint_memory
+from orchestrator.agent.outputs import checkpoint_memory, memory_folders
 from orchestrator.core.checkpoints import disk, memory, tree
 from orchestrator.core.checkpoints.checkpoint import CopyTarget, FileLocation
 from orchestrator.core.host import procfs
@@ -237,7 +237,7 @@ def test_discarded_checkpoint_leaves_memory_and_not_disk(bench: MemoryBench) -> 
 
 def test_rooms_of_this_host_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert all(room > 0 for room in checkpoint_memory.find_rooms(tmp_path))
+    assert all(room > 0 for room in memory_folders.find_rooms(tmp_path))
 
 
 V2 = {
@@ -286,7 +286,7 @@ def test_memory_of_the_job_within_its_cgroup_is_found(
         write(tmp_path / "host" / name, text.encode())
     found = list(procfs.cgroups("memory", tmp_path / "host"))
     monkeypatch.setattr(procfs, "cgroups", lambda controller: found)
-    rooms = checkpoint_memory.find_rooms(tmp_path)
+    rooms = memory_folders.find_rooms(tmp_path)
     assert min(rooms[2:]) == (4 << 30) - (2 << 30), "2.5 GiB are used, of which 0.5 GiB are a cache"
     monkeypatch.setattr(bench.memory, "_config", dataclasses.replace(bench.memory._config, memory_bytes=3 << 30))
     monkeypatch.setattr(checkpoint_memory, "find_rooms", lambda folder: [8 << 30, 8 << 30, *rooms[2:]])

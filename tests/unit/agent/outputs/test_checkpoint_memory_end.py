@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.agent.outputs import checkpoint_memory, peer_files
+from orchestrator.agent.outputs import checkpoint_memory, memory_folders, peer_files
 from orchestrator.agent.process import agent_monitor
 from orchestrator.core.checkpoints import disk, memory
 from orchestrator.core.checkpoints.checkpoint import CopyTarget, FileLocation
@@ -127,18 +127,18 @@ def leave(folder: Path, pid: int = 4711) -> Path:
 def test_folder_of_dead_agent_is_deleted(tmp_path: Path) -> None:
     other = leave(tmp_path / "orch-other-node-0")
     own = leave(memory.memory_folder(str(tmp_path), jobs.ID, "node-0"))
-    checkpoint_memory.clean_up(str(tmp_path), jobs.ID, "node-0")
+    memory_folders.clean_up(str(tmp_path), jobs.ID, "node-0")
     assert not own.exists() and other.exists()
-    checkpoint_memory.clean_up(str(tmp_path), jobs.ID, "node-0")
-    checkpoint_memory.clean_up(str(tmp_path / "missing"), jobs.ID, "node-0")
+    memory_folders.clean_up(str(tmp_path), jobs.ID, "node-0")
+    memory_folders.clean_up(str(tmp_path / "missing"), jobs.ID, "node-0")
 
 
 def test_symbolic_link_stays(tmp_path: Path) -> None:
     target = leave(tmp_path / "elsewhere")
     own = memory.memory_folder(str(tmp_path), jobs.ID, "node-0")
     own.symlink_to(target)
-    checkpoint_memory.clean_up(str(tmp_path), jobs.ID, "node-0")
-    checkpoint_memory.clean_abandoned(str(tmp_path))
+    memory_folders.clean_up(str(tmp_path), jobs.ID, "node-0")
+    memory_folders.clean_abandoned(str(tmp_path))
     assert own.is_symlink() and (target / "checkpoints/step_1.pt").exists()
 
 
@@ -146,8 +146,8 @@ def test_folder_of_other_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     own = leave(memory.memory_folder(str(tmp_path), jobs.ID, "node-0"))
     uid = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
-    checkpoint_memory.clean_up(str(tmp_path), jobs.ID, "node-0")
-    checkpoint_memory.clean_abandoned(str(tmp_path))
+    memory_folders.clean_up(str(tmp_path), jobs.ID, "node-0")
+    memory_folders.clean_abandoned(str(tmp_path))
     assert (own / "checkpoints/step_1.pt").exists()
 
 
@@ -157,9 +157,9 @@ def test_abandoned_folders_are_deleted_and_no_others(tmp_path: Path) -> None:
     leave(tmp_path / "mine")
     with locks.hold(living / "lock") as is_mine:
         assert is_mine
-        checkpoint_memory.clean_abandoned(str(tmp_path))
+        memory_folders.clean_abandoned(str(tmp_path))
         assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "orch-data", "orch-living-n"]
-    checkpoint_memory.clean_abandoned(str(tmp_path))
+    memory_folders.clean_abandoned(str(tmp_path))
     assert not living.exists() and not dead.exists()
 
 
@@ -167,7 +167,7 @@ def test_new_agent_deletes_abandoned_folders(tmp_path: Path) -> None:
     dead = leave(tmp_path / "memory/orch-dead-n")
     with memory_bench(tmp_path) as bench, memory_bench(tmp_path, "node-1") as other:
         assert not dead.exists() and bench.memory.fault == other.memory.fault == ""
-        checkpoint_memory.clean_abandoned(str(tmp_path / "memory"))
+        memory_folders.clean_abandoned(str(tmp_path / "memory"))
         assert bench.memory.folder.exists()
 
 

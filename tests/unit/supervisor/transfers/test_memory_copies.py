@@ -266,3 +266,124 @@ def test_nothing_is_ordered_without_memory(tmp_path: Path, has_hosts: bool) -> N
     assert not world.desk.memory.is_used
     assert world.orders() == []
     assert isinstance(orders.CopyCheckpoint(1, (), DISK), orders.CopyCheckpoint)
+
+
+def test_neighbour_stores_what_its_writer_cannot(tmp_path: Path) -> None:
+    """A job that ends after the loss of a host has its newest checkpoint on disk, from the copies of the neighbour."""
+    world = MemoryWorld(tmp_path, "n0", "n1", spares=("n9",))
+    save = world.save_all("step-10")
+    world.orders()
+    world.copied("n9", NEIGHBOUR, save, ("step-10/rank0.pt", "step-10/rank1.pt"))
+    assert world.orders() == []
+    del world.up["n0"]
+    assert world.orders() == [("n9", DISK, 1)]
+    ((_, order),) = world.given
+    assert [piece.name for piece in order.files] == ["step-10/rank0.pt"]
+    assert [(one.host, Path(one.root).name) for one in order.sources] == [("n9", "1")]
+
+
+def test_neighbour_stores_no_older_version_over_a_newer_one(tmp_path: Path) -> None:
+    world = MemoryWorld(tmp_path, "n0", spares=("n9",))
+    for number in (1, 2):
+        world.write({"last.pt": torch_save(adam(number))}, replaces=True)
+        world.report("last.pt", steps=10 * number)
+        world.go_on()
+        world.settle()
+        world.orders()
+        world.copied("n9", NEIGHBOUR, world.saves[number], ("last.pt",))
+    assert world.states() == [CheckpointState.WHOLE, CheckpointState.WHOLE]
+    del world.up["n0"]
+    assert world.orders() == [("n9", DISK, 2)]
+
+
+def test_names_are_overwritten_on_disk_once_another_host_has_the_files(tmp_path: Path) -> None:
+    """Of several hosts each replaces its own file on the disk: until all have, neither version is whole there."""
+    world = MemoryWorld(tmp_path, "n0", "n1")
+    for rank, node in enumerate(world.nodes):
+        world.write({f"last/rank{rank}.pt": torch_save(adam(1))}, node)
+        world.report(f"last/rank{rank}.pt", node)
+    world.go_on()
+    world.settle()
+    save = world.latest()
+    assert set(world.orders()) == {("n1", NEIGHBOUR, 1), ("n0", NEIGHBOUR, 1)}
+    world.copied("n1", NEIGHBOUR, save, ("last/rank0.pt",))
+    assert world.orders() == []
+    world.copied("n0", NEIGHBOUR, save, ("last/rank1.pt",), error="0.1 GB do not fit into 0.0 GB")
+    away = world.up.pop("n1")  # with the only copy of its file
+    assert world.orders() == []
+    world.up["n1"] = away
+    assert set(world.orders()) == {("n0", DISK, 1), ("n1", DISK, 1)}
+
+
+def test_what_is_not_hashed_is_stored_after_its_attempt(tmp_path: Path) -> None:
+    """An agent that is killed hashes nothing any more; the files that a neighbour has are stored all the same."""
+    world = MemoryWorld(tmp_path, "n0", has_hosts=False)
+    world.write({"step-10.pt": torch_save(adam(10))})
+    world.desk.enter_report(world.at, "n0", world.seen("step-10.pt"), world.gang)
+    world.go_on()
+    world.settle()
+    world.desk.close_stopped(world.at, world.gang)
+    assert not world.latest().is_hashed
+    assert world.orders() == []
+    world.stop()
+    assert world.orders() == [("n0", DISK, 1)]
+
+
+def test_order_names_the_newest_safe_checkpoint(tmp_path: Path) -> None:
+    world = MemoryWorld(tmp_path, "n0", "n1")
+    save = world.save_all("step-10")
+    world.orders()
+    world.copied("n1", NEIGHBOUR, save, ("step-10/rank0.pt",))
+    world.copied("n0", NEIGHBOUR, save, ("step-10/rank1.pt",))
+    world.save_all("step-20", 20)
+    world.orders()
+    assert {order.safe for _, order in world.given} == {1}
+
+
+def test_checkpoint_of_memory_is_kept_until_the_next_one_is_on_disk(tmp_path: Path) -> None:
+    """An agent that is killed while it replaces files on the disk leaves two versions there: the older one is kept, too."""
+    world = MemoryWorld(tmp_path, "n0", has_hosts=False)
+    world.write({"last.pt": torch_save(adam(1))})
+    world.report("last.pt")
+    world.go_on()
+    world.settle()
+    world.orders()
+    world.copied("n0", DISK, world.latest())
+    world.settle()
+    assert world.kept() == ["1"]
+
+
+def test_checkpoint_that_is_nowhere_any_more_is_not_sent(tmp_path: Path) -> None:
+    world = MemoryWorld(tmp_path, "n0")
+    world.save_all("step-10")
+    world.desk.memory.connected(world.at, world.hello("n0", is_memory_empty=True))
+    assert (world.latest().state, world.latest().locations) == (CheckpointState.GONE, ())
+    assert not world.desk.copies.send(world.latest(), "n0", "/far")
+
+
+def test_part_on_a_shared_disk_is_not_all(tmp_path: Path) -> None:
+    world = MemoryWorld(tmp_path, "n0", "n1", has_hosts=False)
+    for rank, node in enumerate(world.nodes):
+        world.write({f"step-10/rank{rank}.pt": torch_save(adam(10))}, node)
+        world.report(f"step-10/rank{rank}.pt", node)
+    world.go_on()
+    world.settle()
+    world.orders()
+    world.copied("n0", DISK, world.latest())
+    assert world.latest().locations[0] == FileLocation("", str(world.job.checkpoints), ("step-10/rank0.pt",))
+    assert not memory.is_safe(world.latest())
+    world.copied("n1", DISK, world.latest())
+    assert world.latest().locations[0] == FileLocation("", str(world.job.checkpoints))
+    assert memory.is_safe(world.latest())
+
+
+def test_checkpoint_on_disks_of_hosts_stays_complete_when_it_cannot_be_fetched(tmp_path: Path) -> None:
+    world = MemoryWorld(tmp_path, "n0")
+    save = world.save_all("step-10")
+    world.orders()
+    world.copied("n0", DISK, save)
+    world.arrive("n0", "the connection has ended")
+    assert (world.latest().state, world.latest().is_in_transit) == (CheckpointState.WHOLE, False)
+    world.at += 60.0
+    world.orders()
+    assert world.latest().is_in_transit
