@@ -37,7 +37,7 @@ MUTATIONS = (
     Mutation("nothing goes to the disk", f"{_C}._order_copies", "if names and not self._is_storing", "if False and not self._is_storing"),
     Mutation("what an agent does is ordered again", f"{_C}._order", "key in self._pending or ", ""),
     Mutation("what is not hashed is never stored", f"{_C}._order", " or checkpoint.attempt <= self.attempt_over", ""),
-    Mutation("no copy is told to stay", f"{_C}._order", "if memory.is_safe(one)", "if False"),
+    Mutation("no copy is told to stay", f"{_C}._order", "safe = self._newest_safe", "safe = 0"),
     Mutation("it is restored from hosts that do not have all", f"{_C}.restore", "not self.is_available(checkpoint) or ", ""),
     Mutation("a restore of another checkpoint goes on", f"{_C}.cancel_restore", "del self._pending[key]", "pass"),
     Mutation("lost hosts are taken for reachable", f"{_C}.find_fault", 'if missing else ""', 'if False else ""'),
@@ -58,7 +58,7 @@ MUTATIONS = (
     Mutation("one in memory is fetched at once", f"{_T}._close", "if self.memory.holds(checkpoint):", "if False:"),
     Mutation("one that is gone is sent", "transfers.CheckpointCopies.send", 'if checkpoint.locations else "/"', ""),
     Mutation("an agent with copies says that it has none", f"{_A}._fetch", "self.is_empty = False", "pass"),
-    Mutation("safe copies are deleted for newer ones", f"{_A}._evict", "if int(one.name) != safe", ""),
+    Mutation("safe copies are deleted for newer ones", f"{_A}._fetch", "if int(one.name) != order.safe", ""),
     Mutation("a neighbour stores what it has of its own", f"{_A}._store", "if order.sources else", "if False else"),
     Mutation("a file that has changed is stored", f"{_A}._store", "if not is_same or", "if False and"),
 )  # fmt: skip

@@ -19,7 +19,13 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from orchestrator.agent.outputs import peer_files
-from orchestrator.agent.outputs.memory_folders import LOCK_FILE, RECORD_FILE, find_rooms, used_bytes
+from orchestrator.agent.outputs.memory_folders import (
+    LOCK_FILE,
+    RECORD_FILE,
+    clean_abandoned,
+    find_rooms,
+    used_bytes,
+)
 from orchestrator.core import host_facts
 from orchestrator.core.checkpoints import disk, file_groups, memory, tree, validation
 from orchestrator.core.checkpoints.checkpoint import Checkpoint, CopyTarget, FileLocation
@@ -220,9 +226,9 @@ class CheckpointMemory:
         shutil.rmtree(stage, ignore_errors=True)
         todo = [piece for piece in order.files if not disk.matches_record(root, piece)]
         is_neighbour = order.target is CopyTarget.NEIGHBOUR
-        others = [one for one in self._neighbours() if int(one.name) not in (order.number, order.safe)]
-        for folder in others[: 1 - NUMBERS_KEPT] if is_neighbour else ():  # the newest stays until this one is there
-            shutil.rmtree(folder, ignore_errors=True)
+        others = [one for one in self._neighbours() if int(one.name) != order.number][: 1 - NUMBERS_KEPT]
+        for folder in [one for one in others if int(one.name) != order.safe] if is_neighbour else ():
+            shutil.rmtree(folder, ignore_errors=True)  # before this one comes: there may be room for so many only
             self._dropped.append(int(folder.name))
         limit_bytes = self._config.memory_bytes if is_neighbour else 1 << 60
         rooms = [*find_rooms(self._base), limit_bytes - used_bytes(self._base)]
