@@ -195,3 +195,50 @@ def test_burn_in_says_the_same_twice(desk: Desk, tmp_path: Path, say: Callable[[
         say(f"burn-in: {what}: {first[what]:g} and {second[what]:g}, spread {spread:.1%}")
     computed = {what: spread for what, spread in spreads.items() if what != SHARED}
     assert computed and max(computed.values()) < SPREAD_MAX
+
+
+SAVING = f"""{BEGIN}
+form, size, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+if form == "dcp":
+    import torch.distributed.checkpoint as dcp
+dist.init_process_group("gloo")
+model = torch.nn.Linear(64, 1).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+state = {{str(number): torch.full((size // 32,), float(number), device=device) for number in range(8)}}
+folder = os.environ["ORCH_CHECKPOINT_DIR"]
+for step in range(1, 41):
+    model(torch.randn(16, 64, device=device)).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.05)
+    if step == 20:
+        began_s = time.time()
+        if form == "dcp":
+            dcp.save(state, checkpoint_id=f"{{folder}}/step-{{step}}")
+        else:
+            torch.save(state, f"{{folder}}/step-{{step}}.pt")
+        with open(out, "w") as file:
+            file.write(str(time.time() - began_s))
+dist.destroy_process_group()
+"""
+STATE_BYTES = 10 * 10**9 if DEVICE == "cuda" else 10**8
+WAYS: tuple[tuple[str, str, dict[str, object]], ...] = (
+    ("torch.save", "disk", {}),
+    ("torch.save", "memory", {"memory": f"{3 * STATE_BYTES // 10**6}M"}),
+    ("dcp", "disk", {}),
+    ("dcp", "memory", {"memory": f"{3 * STATE_BYTES // 10**6}M"}),
+    ("dcp", "in the background", {"async": "dcp"}),
+)
+
+
+def test_checkpoint_to_disk_to_memory_and_in_the_background(
+    desk: Desk, tmp_path: Path, say: Callable[[str], None]
+) -> None:
+    """For how long one rank stands still for a checkpoint of its state, by where it goes."""
+    for form, where, fields in WAYS:
+        out = tmp_path / f"{form} {where}".replace(" ", "-")
+        job = desk.submit(
+            {"train.py": SAVING}, entrypoint=f"train.py {form} {STATE_BYTES} {out}", monitor=USUAL,
+            checkpoint={"keep": 1, **fields}, **ONE_RANK,
+        )  # fmt: skip
+        assert job.wait()["state"] == "SUCCEEDED"
+        say(f"a checkpoint of {STATE_BYTES / 1e9:g} GB by {form}, {where}: {float(out.read_text()):.2f} s")
