@@ -172,6 +172,7 @@ def test_checkpoints_are_on_disk_after_the_end_and_resumed_from_there(desk: Desk
     desk.orch("cancel", job.id)
     assert job.wait()["state"] == "CANCELLED"
     job.wait_until(lambda: not memory_left(box), "memory without anything of the job")
+    job.wait_until(lambda: safe_step(job), "a checkpoint at home")
     step = safe_step(job)
     desk.orch("resume", job.id)
     assert job.wait()["state"] == "SUCCEEDED"

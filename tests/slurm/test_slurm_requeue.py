@@ -87,7 +87,12 @@ def test_early_time_limit_warning_is_ignored(slurm: SlurmBox, desk: Desk) -> Non
 
 
 @pytest.mark.parametrize(
-    ("is_supervised", "extra"), [(False, []), pytest.param(True, [], marks=pytest.mark.soak), (False, [EXPEDITED])]
+    ("is_supervised", "extra"),
+    [
+        (False, []),
+        pytest.param(True, [], marks=pytest.mark.soak),
+        pytest.param(False, [EXPEDITED], marks=pytest.mark.soak),
+    ],
 )
 def test_gang_behind_network_cut_ends_before_next_attempt(
     slurm: SlurmBox, desk: Desk, is_supervised: bool, extra: list[str]
@@ -117,6 +122,7 @@ def test_gang_behind_network_cut_ends_before_next_attempt(
     assert job.wait()["state"] == "CANCELLED"
 
 
+@pytest.mark.soak
 def test_job_on_lost_node_runs_at_once_on_others(slurm: SlurmBox, desk: Desk) -> None:
     require_expedited(slurm)
     job = desk.submit(TRAINS, slurm={"extra": [EXPEDITED]})
@@ -132,7 +138,7 @@ def test_job_on_lost_node_runs_at_once_on_others(slurm: SlurmBox, desk: Desk) ->
 
 
 @pytest.mark.parametrize(("end", "says"), [("SUCCEEDED", "COMPLETED"), ("FAILED", "FAILED"), ("CANCELLED", "FAILED")])
-@pytest.mark.parametrize("extra", [[], [EXPEDITED]])
+@pytest.mark.parametrize("extra", [[], pytest.param([EXPEDITED], marks=pytest.mark.soak)])
 def test_slurm_holds_no_job_that_has_ended(slurm: SlurmBox, desk: Desk, end: str, says: str, extra: list[str]) -> None:
     """Slurm has the same word for its end with both kinds of requeue."""
     if extra:

@@ -43,7 +43,7 @@ optimizer.step()
 
 
 FORKS = """
-import gc, importlib, json, os, runpy, sys
+import gc, importlib, json, os, sys
 
 for name in ("torch._dynamo", "torch.distributed.checkpoint", "accelerate", "lightning"):
     try:
@@ -67,8 +67,9 @@ for line in sys.stdin:
             os.dup2(log, 1)
             os.dup2(log, 2)
             sys.argv = [".script.py", folder]
-            runpy.run_path(".script.py", run_name="__main__")
-            os._exit(0)  # else Python takes a second to tear down what was imported
+            with open(".script.py") as file:
+                exec(compile(file.read(), ".script.py", "exec"), globals())
+            os._exit(0)  # nothing is torn down: that takes a second, and a process group of gloo may never end with Python's lock
     print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]), flush=True)
 """
 """Imports what takes seconds to import, once, and forks the ranks of each script."""
