@@ -43,4 +43,5 @@ def test_stall_is_time_without_steps(desk: Desk, how: str, least_s: float, most_
     assert len(stalls) == 5
     assert all(stall_s is not None and least_s <= stall_s <= most_s for stall_s in stalls), stalls
     spent = job.job.goodput().rank_seconds()
-    assert spent[TimeKind.CHECKPOINT] == pytest.approx(2 * sum(stalls), abs=1.0)
+    both_s = 2 * sum(stalls)  # of a checkpoint the longest stall of a rank: the other one may have had less
+    assert 0.7 * both_s - 0.5 <= spent[TimeKind.CHECKPOINT] <= both_s + 1.0, stalls
