@@ -347,6 +347,8 @@ def delete_checkpoint(checkpoint: Checkpoint, root: Path) -> str:
     hidden = [path.with_name(f".{path.name}.deleted") for path in paths if path != root]
     is_begun = any(map(os.path.lexists, hidden))
     present = [piece for piece in checkpoint.files if not is_begun or os.path.lexists(root / piece.name)]
+    if checkpoint.files and not is_begun and not any(os.path.lexists(root / piece.name) for piece in present):
+        return ""  # an earlier call has deleted it, and its caller could not write that down
     changed = next((piece.name for piece in present if not matches_record(root, piece)), "")
     if changed or not checkpoint.files:
         return f"{changed or checkpoint.main} has changed since it was saved"

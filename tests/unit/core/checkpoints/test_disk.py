@@ -321,8 +321,10 @@ def test_copy_has_bytes_and_time_of_source(tmp_path: Path, monkeypatch: pytest.M
 def test_files_of_checkpoint_are_deleted_with_folder(root: Path) -> None:
     write(root / "run/step_6/model.pt")
     (root / "run/step_5/empty/folder").mkdir(parents=True)
-    assert disk.delete_checkpoint(save_of(root, "run/step_5", *FILES), root) == ""
+    checkpoint = save_of(root, "run/step_5", *FILES)
+    assert disk.delete_checkpoint(checkpoint, root) == ""
     assert list(listing(root)) == ["run/step_6/model.pt"] and not (root / "run/step_5").exists()
+    assert disk.delete_checkpoint(checkpoint, root) == "", "its caller may have died before it could note that"
 
 
 @pytest.mark.parametrize("left", [3, 2, 1])
