@@ -283,10 +283,9 @@ class Executor:
                 failed.append(e.FromNode(now_s, node, reports.PrepareFailed(order.attempt, reason, "")))
             else:
                 self._prepare(node, order, gang, self._resume_checkpoint(node, order.resume))
-        for discards in (copies.discards, self._memory.discards):
-            for node, checkpoint in discards:
-                self._connections.send(node, orders.Discard(checkpoint))
-            discards.clear()
+        for node, checkpoint in copies.discards:
+            self._connections.send(node, orders.Discard(checkpoint))
+        copies.discards.clear()
         return failed
 
     def keep_reachable(self, nodes: Iterable[str]) -> None:

@@ -286,8 +286,8 @@ def _checkpoint(newest: ResumePoint | None, ledger: Mapping[int, Checkpoint]) ->
     if newest is None or newest.save not in ledger:
         return None if newest is None else CheckpointStatus(newest.path, newest.step)
     checkpoint = ledger[newest.save]
-    safe_bytes = sum(piece.size_bytes for piece in memory.safe_files(checkpoint))
-    is_safe = memory.is_safe(checkpoint)
+    safe = list(memory.safe_files(checkpoint))
+    safe_bytes, is_safe = sum(piece.size_bytes for piece in safe), len(safe) == len(checkpoint.files)
     return CheckpointStatus(newest.path, newest.step, is_safe, checkpoint.size_bytes, safe_bytes)
 
 

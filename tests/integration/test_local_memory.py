@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +41,6 @@ def step_of(path):
 print("folder", folder, oct(folder.parent.stat().st_mode & 0o777), os.environ["OUT"], flush=True)
 """
 )
-
-
-@pytest.fixture
-def memory_dir() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="orch-test-memory-"))
-    try:
-        yield folder
-        wait_until(lambda: not list(folder.iterdir()), "the end of what is in memory")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _submit(desk: Desk, memory_dir: Path, body: str, **spec: Any) -> Sight:

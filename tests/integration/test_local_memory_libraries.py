@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import ast
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,16 +24,6 @@ from tests.support.torch_script import under_torchrun
 pytestmark = pytest.mark.soak
 
 RUN_S_MAX = 180.0
-
-
-@pytest.fixture
-def memory_dir() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="orch-test-memory-"))
-    try:
-        yield folder
-        wait_until(lambda: not list(folder.iterdir()), "the end of what is in memory")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)

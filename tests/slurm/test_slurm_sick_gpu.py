@@ -38,13 +38,7 @@ def test_node_with_gpu_that_turns_sick_is_replaced_by_spare(slurm: SlurmBox, des
     assert time.monotonic() - crashed_s < OUT_S_MAX, job.story()
     job.wait_for_line("made step 40", attempt=4)
     assert job.placed() == ["node1", "node3"] and len(allocations(job)) == 1
-    assert job.kinds() == ["crash", "crash", "crash", None]
-    verdict = job.why()[1]["verdict"]
-    assert (verdict["node"], verdict["ranks"]) == ("node2", [2])
-    assert "its GPU 1 wants a reset since" in verdict["evidence"][0]
-    _, left, counted = sick_gpu.begun_because(job)
-    assert "not counted in restart.max; node2 is not used again: its GPU 1 wants a reset since" in left
-    assert "restart 1 of 1 without progress" in counted
+    sick_gpu.assert_host_was_left(job)
     listed = {one["host"]: one["why"] for one in json.loads(desk.orch("nodes", "--json").stdout) if one["why"]}
     assert listed.keys() == {"node2"} and "its GPU 1 wants a reset" in listed["node2"]
 

@@ -3,15 +3,13 @@ a story that notices, or why none does. `python -m tests.support.copy_mutations`
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from tests.support.copy_play import play
-from tests.support.sim.mutations import Mutation, _function, _mutant
+from tests.support.sim.mutations import Mutation, mutated
 
-_MODULES = {
+MODULES = {
     "copies": "orchestrator.supervisor.transfers.memory_copies",
     "transfers": "orchestrator.supervisor.transfers.checkpoint_copies",
     "tracker": "orchestrator.supervisor.transfers.checkpoint_tracker",
@@ -113,22 +111,9 @@ SURVIVORS: dict[str, str] = {
 """By mutation that no story has noticed yet: the named test that does, or why nothing can."""
 
 
-@contextlib.contextmanager
-def mutated(mutation: Mutation) -> Iterator[None]:
-    """Run the block with the mutation in place. Raises AssertionError when the code has moved on from it."""
-    module, _, path = mutation.where.partition(".")
-    function = _function(importlib.import_module(_MODULES[module]), path)
-    code = function.__code__
-    function.__code__ = _mutant(function, mutation).__code__
-    try:
-        yield
-    finally:
-        function.__code__ = code
-
-
 def kills(seed: int, mutation: Mutation) -> bool:
     """Tell whether a story notices a mutation."""
-    with mutated(mutation):
+    with mutated(mutation, MODULES):
         try:
             play(seed)
         except Exception:

@@ -201,11 +201,10 @@ class Story(CopyState):
                 self.sending.discard(name)
                 if not ((name, why) in restored and why and self.begin_send(name)):
                     self.enter_prepared(name, why) if why else self.order_prepare(name)
-        for discards in (self.desk.copies.discards, self.desk.memory.discards):
-            for name, checkpoint in discards:
-                if name in self.up:
-                    self.hosts[name].inbox.append(("discard", checkpoint))
-            discards.clear()
+        for name, checkpoint in self.desk.copies.discards:
+            if name in self.up:
+                self.hosts[name].inbox.append(("discard", checkpoint))
+        self.desk.copies.discards.clear()
         if self.phase is STOP and self.gang.is_over:
             self.phase = CHOOSE
         if self.phase is CHOOSE and not self.ends:

@@ -19,6 +19,7 @@ from tests.support.saved_files import SAVED_NS, write
 
 WAIT_S_MAX = 20.0
 CERTIFICATE, KEY = (text.decode() for text in new_certificate())
+ROOMY = 1 << 50
 MEMORY_BYTES = 1 << 20
 
 

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +21,6 @@ from orchestrator.agent.outputs import peer_files
 from orchestrator.agent.outputs.memory_folders import (
     LOCK_FILE,
     RECORD_FILE,
-    clean_abandoned,
     find_rooms,
     used_bytes,
 )
@@ -30,7 +28,7 @@ from orchestrator.core import host_facts
 from orchestrator.core.checkpoints import disk, file_groups, memory, tree, validation
 from orchestrator.core.checkpoints.checkpoint import Checkpoint, CopyTarget, FileLocation
 from orchestrator.core.errors import Cancelled
-from orchestrator.core.host import interfaces
+from orchestrator.core.host import interfaces, procfs
 from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.durable import make_subfolders, replace_text
 from orchestrator.core.jobdir.layout import JobDir
@@ -49,7 +47,6 @@ NUMBERS_KEPT = 2
 PRESSURE_SHARE, FULL_SHARE = 0.1, 0.01
 """The share of the host's memory that must be left for them to stay, and that of the folder without which it is full."""
 
-IDLE_NICENESS = 19
 STAGING, INCOMING = "checkpoint-staging", ".coming"
 
 
@@ -65,7 +62,6 @@ class CheckpointMemory:
         wake: Callable[[], None],
     ) -> None:
         """`wake` is called from a thread when there is something to `poll`. Raises OSError if the job's folder cannot be written."""
-        clean_abandoned(config.memory_dir)
         self._config, self._job, self._report, self._note, self._wake = config, job, report, note, wake
         own, self._memory = job.node(config.node), memory.memory_folder(config.memory_dir, config.job, config.node)
         # For files that come to the disk; what an agent that was killed has left there is overwritten or deleted
@@ -84,8 +80,7 @@ class CheckpointMemory:
         # Versions of files that no rank has written here
         self._copied_here = set[tuple[str, int, int]]()
         self._evicted, self._dropped = list[int](), list[int]()
-        lower_priority = lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), IDLE_NICENESS)  # noqa: E731
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "copies", lower_priority)
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "copies", procfs.lower_thread_priority)
         self._copies = list[concurrent.futures.Future[reports.CheckpointCopied]]()
         self._drained: concurrent.futures.Future[reports.CheckpointCopied] | None = None
         self._drain_by_s = self._ahead_s = 0.0

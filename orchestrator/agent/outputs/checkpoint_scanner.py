@@ -29,6 +29,7 @@ from orchestrator.core import codec
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointFile, HostPart
 from orchestrator.core.errors import Cancelled
+from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
 from orchestrator.core.jobdir.layout import JobDir
@@ -54,7 +55,6 @@ SHA256_BYTES = 100
 READS_REPORTED_MAX = 100
 """How many of the checkpoints that ranks had read are reported, the last ones."""
 
-IDLE_NICENESS = 19
 LOCK_FILE = "checkpoints.lock"
 
 
@@ -68,7 +68,7 @@ class Hasher:
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "hash", _lower_priority)
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "hash", procfs.lower_thread_priority)
         self._ahead_s = 0.0
         self.is_unthrottled = False
 
@@ -380,9 +380,3 @@ def _message_bytes(seen: reports.CheckpointSeen) -> int:
     """Return how long a message about a checkpoint can become, with the names and the sha256 of its files."""
     hashed = sum(SHA256_BYTES + len(codec.dumps_plain(piece.name)) for piece in seen.part.files)
     return len(codec.dumps_kind(seen)) + hashed
-
-
-def _lower_priority() -> None:
-    """Give this thread the lowest priority (on Linux a thread has its own, `man 2 setpriority`)."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), IDLE_NICENESS)

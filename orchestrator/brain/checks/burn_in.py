@@ -54,10 +54,11 @@ def findings(results: Mapping[str, AllReduced], earlier: Mapping[str, tuple[str,
                 min(filter(None, before.speeds.get(part, ())), default=0.0) if before.devices == result.devices else 0.0
             )
             yield from _slow([name], part, min(filter(None, row), default=0.0), usual, f"than on {date}", _SLOW_FIX)
-    for equal in rows.values():
+    for (_, part), equal in rows.items():
         usual = statistics.median(speed for *_, speed in equal) if len(equal) >= EQUALS_MIN else 0.0
+        beside = f"than the median of {len(equal)} equal ones"
         for name, which, speed in equal:
-            yield from _slow([name], which, speed, usual, f"than the median of {len(equal)} equal ones", _SLOW_FIX)
+            yield from _slow([name], part, speed, usual, beside, _SLOW_FIX, which)
     few = {name for equal in rows.values() if len(equal) < EQUALS_MIN for name, *_ in equal}
     if few and len(results) > 1:
         yield note("burn-in", sorted(few), f"not compared in all parts: fewer than {EQUALS_MIN} are equal")
@@ -67,10 +68,14 @@ def _unit(part: str) -> str:
     return "TFLOP/s" if "float" in part else "GB/s"
 
 
-def _slow(names: Sequence[str], part: str, speed: float, usual: float, beside: str, fix: str) -> Iterator[Finding]:
-    """Yield a finding if a speed is known and too far below what is usual."""
-    if 0 < speed < usual * (1 - next((share for word, share in SLOW_SHARES.items() if word in part), SLOW_SHARE)):
-        text = f"{part} is {1 - speed / usual:.0%} slower {beside} ({speed:.3g} beside {usual:.3g} {_unit(part)})"
+def _slow(
+    names: Sequence[str], part: str, speed: float, usual: float, beside: str, fix: str, label: str = ""
+) -> Iterator[Finding]:
+    """Yield a finding if a speed is known and too far below what is usual. `label`: the part as it is shown."""
+    if 0 < speed < usual * (1 - SLOW_SHARES.get(part, SLOW_SHARE)):
+        text = (
+            f"{label or part} is {1 - speed / usual:.0%} slower {beside} ({speed:.3g} beside {usual:.3g} {_unit(part)})"
+        )
         yield warning("burn-in", names, text, fix)
 
 
@@ -109,7 +114,9 @@ def judge_reduces(speeds: Mapping[tuple[str, ...], float], results: Mapping[str,
     slow = [
         one
         for name, speed in best.items()
-        for one in _slow([name], "all-reduce with each neighbour", speed, usual, "than the median", _LINK_FIX)
+        for one in _slow(
+            [name], "all-reduce", speed, usual, "than the median", _LINK_FIX, "all-reduce with each neighbour"
+        )
     ]
     yield from slow
     hosts = {name for one in slow for name in one.nodes}

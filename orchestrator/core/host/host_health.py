@@ -45,26 +45,28 @@ class HostHealth:
 def write(home: Path, note: HostHealth) -> None:
     """Replace the health of a host. Its last burn-in stays known, and a passed check without one does not clear its fault.
     Raises OSError."""
-    known = read_all(home).get(note.host)
+    path = home / "nodes" / f"{urllib.parse.quote(note.host, safe='')}.json"
+    known = _read(path)
     if known is not None and note.burned_at is None:
         note = replace(
             note, burned_at=known.burned_at, burn_fault=known.burn_fault, devices=known.devices, speeds=known.speeds
         )
     if note.burn_fault and note.burned_at and not note.fault:
         note = replace(note, at=note.burned_at, fault=note.burn_fault)
-    path = home / "nodes" / f"{urllib.parse.quote(note.host, safe='')}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, codec.dumps(note) + "\n")
 
 
 def read_all(home: Path) -> dict[str, HostHealth]:
     """Return the health of each known host."""
-    found = {}
-    for path in sorted((home / "nodes").glob("*.json")):
-        with contextlib.suppress(OSError, codec.CodecError):
-            note = codec.loads(HostHealth, ownership.read_regular(path))
-            found[note.host] = note
-    return found
+    notes = map(_read, sorted((home / "nodes").glob("*.json")))
+    return {note.host: note for note in notes if note is not None}
+
+
+def _read(path: Path) -> HostHealth | None:
+    with contextlib.suppress(OSError, codec.CodecError):
+        return codec.loads(HostHealth, ownership.read_regular(path))
+    return None
 
 
 def recent_failures(home: Path, wall_s: float) -> dict[str, HostHealth]:

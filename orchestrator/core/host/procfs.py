@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 PROC = Path("/proc")
 ENVIRON_BYTES_MAX = 8 << 20
 KERNEL_STACK_BYTES_MAX = 16 << 10
+IDLE_NICENESS = 19
 
 TRACKER_S_MAX = 5.0
 """How long a resource tracker may take to remove what its program has left, once that is killed."""
@@ -104,6 +106,12 @@ def send_signal(pid: int, signum: int) -> None:
     """Send a signal to a process; one that has ended or is another user's gets none."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
+
+
+def lower_thread_priority() -> None:
+    """Give the calling thread the lowest priority (on Linux a thread has its own, `man 2 setpriority`)."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), IDLE_NICENESS)
 
 
 def has_thread(pid: int, tid: int) -> bool:

@@ -65,7 +65,7 @@ class CheckpointTracker:
         self.copies = checkpoint_copies.CheckpointCopies(job, far, folder, plan.checkpoint_glob)
         self._resume_sources = ResumeSourceTracker()
         self.memory = memory_copies.MemoryCopies(
-            plan, self._folders, self.checkpoints, self._enter_relocated, self.notes
+            plan, self._folders, self.checkpoints, self._enter_relocated, self.copies.discard, self.notes
         )
         self._comparison = ResumeComparison(
             self._ledger, self._folders, self._retention, self.memory, self._thread, self.notes, self._note_compared

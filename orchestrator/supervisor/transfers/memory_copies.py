@@ -20,7 +20,7 @@ from orchestrator.core.checkpoints import memory
 from orchestrator.core.checkpoints.checkpoint import Checkpoint, CheckpointState, CopyTarget, FileLocation
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.wire import orders, reports
-from orchestrator.supervisor.transfers.checkpoint_copies import restrict_to, shares_files
+from orchestrator.supervisor.transfers.checkpoint_copies import shares_files
 from orchestrator.supervisor.transfers.checkpoint_disk import LocalCheckpointFolders
 
 NEIGHBOUR_MAX = 2
@@ -41,14 +41,15 @@ class MemoryCopies:
         folders: LocalCheckpointFolders,
         checkpoints: Mapping[int, Checkpoint],
         enter: Callable[[float, Checkpoint], None],
+        discard: Callable[[Checkpoint], None],
         notes: list[str],
     ) -> None:
-        """`checkpoints`: those of the ledger; `enter` enters one whose locations have changed; `notes`: messages for people are
-        appended there."""
+        """`checkpoints`: those of the ledger; `enter` enters one whose locations have changed; `discard` has one deleted where hosts have
+        it; `notes`: messages for people are appended there."""
         self.is_used = plan.memory_bytes > 0
         self._bytes_max, self._is_shared = plan.memory_bytes, plan.ssh is None
         self._folders, self._checkpoints = folders, checkpoints
-        self._enter, self._notes = enter, notes
+        self._enter, self._discard, self._notes = enter, discard, notes
         # By node: the greetings of the agents that are connected
         self.hosts: Callable[[], Mapping[str, reports.Hello]] = dict
         self._pending: dict[_Key, orders.CopyCheckpoint] = {}
@@ -56,7 +57,6 @@ class MemoryCopies:
         self._orders: list[tuple[str, orders.CopyCheckpoint]] = []
         self._gang: tuple[str, ...] = ()
         self.attempt_over = 0  # the last attempt of which nothing more is hashed
-        self.discards: list[tuple[str, Checkpoint]] = []
         self.finished_restores: list[
             tuple[str, str]
         ] = []  # a node, and why its checkpoint was not restored; empty if it was
@@ -276,12 +276,9 @@ class MemoryCopies:
             "was skipped: newer ones were complete before it was on the disk, and checkpoint.memory has no room for all"
         )
         self._notes.append(f"checkpoint {checkpoint.number}, {checkpoint.main}, {why}")
-        self.discard(checkpoint)
+        in_memory = tuple(one for one in checkpoint.locations if one.is_memory)
+        self._discard(dataclasses.replace(checkpoint, locations=in_memory))
         self._enter(at, dataclasses.replace(checkpoint, state=CheckpointState.GONE, why=why))
-
-    def discard(self, checkpoint: Checkpoint) -> None:
-        """Have the files of a checkpoint deleted in the memory of hosts."""
-        self.discards += [(one.host, restrict_to(checkpoint, one)) for one in checkpoint.locations if one.is_memory]
 
     def restore(self, at: float, checkpoint: Checkpoint, node: str) -> bool:
         """Have a checkpoint brought into the memory of a node that is to resume from it, from the nearest hosts; False if hosts do

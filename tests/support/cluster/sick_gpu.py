@@ -100,3 +100,14 @@ def begun_because(job: Job) -> list[str]:
 def gpu_news(job: Job) -> list[tuple[str, tuple[str, ...]]]:
     """Return what agents have reported of GPUs: faults and remarks."""
     return [(gpu.fault, gpu.remarks) for one in news(job, reports.GpusChanged) for gpu in one.gpus]
+
+
+def assert_host_was_left(job: Job) -> None:
+    """The host of the sick GPU is at fault, is not used again, and costs no restart; the crash after that counts."""
+    assert job.kinds() == ["crash", "crash", "crash", None]
+    verdict = job.why()[1]["verdict"]
+    assert (verdict["node"], verdict["ranks"]) == ("node2", [2])
+    assert "its GPU 1 wants a reset since" in verdict["evidence"][0]
+    _, left, counted = begun_because(job)
+    assert "not counted in restart.max; node2 is not used again: its GPU 1 wants a reset since" in left
+    assert "restart 1 of 1 without progress" in counted

@@ -13,7 +13,7 @@ import inspect
 import pkgutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -571,10 +571,11 @@ _MODULES = {
 
 
 @contextlib.contextmanager
-def mutated(mutation: Mutation) -> Iterator[None]:
-    """Run the block with the mutation in place. Raises AssertionError when the code has moved on from it."""
+def mutated(mutation: Mutation, modules: Mapping[str, str] = _MODULES) -> Iterator[None]:
+    """Run the block with the mutation in place. `modules`: by the names that mutations give them. Raises AssertionError when the code
+    has moved on from it."""
     module_name, _, path = mutation.where.partition(".")
-    module = importlib.import_module(_MODULES[module_name])
+    module = importlib.import_module(modules[module_name])
     if not mutation.old:
         plain = getattr(module, path)
         setattr(module, path, type(plain)(mutation.new))

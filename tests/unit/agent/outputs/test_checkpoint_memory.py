@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,25 +15,10 @@ from orchestrator.core.checkpoints import disk, memory, tree
 from orchestrator.core.checkpoints.checkpoint import CopyTarget, FileLocation
 from orchestrator.core.host import procfs
 from tests.support import jobs
-from tests.support.memory_bench import MEMORY_BYTES, MemoryBench, memory_bench, pieces
+from tests.support.memory_bench import MEMORY_BYTES, ROOMY, MemoryBench, memory_bench, pieces
 from tests.support.saved_files import S, saved, write
 
-ROOMY = 1 << 50
-
-
-@pytest.fixture(autouse=True)
-def rooms(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What is free, as a test wants it."""
-    found = [ROOMY, ROOMY]
-    monkeypatch.setattr(checkpoint_memory, "find_rooms", lambda folder: list(found))
-    return found
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[MemoryBench]:
-    with memory_bench(tmp_path) as made:
-        made.memory.open(None)
-        yield made
+pytestmark = pytest.mark.usefixtures("rooms")
 
 
 def test_ranks_write_to_private_folder_in_memory(bench: MemoryBench, tmp_path: Path) -> None:

@@ -163,11 +163,11 @@ def test_abandoned_folders_are_deleted_and_no_others(tmp_path: Path) -> None:
     assert not living.exists() and not dead.exists()
 
 
-def test_new_agent_deletes_abandoned_folders(tmp_path: Path) -> None:
+def test_abandoned_folder_is_deleted_beside_living_ones(tmp_path: Path) -> None:
     dead = leave(tmp_path / "memory/orch-dead-n")
     with memory_bench(tmp_path) as bench, memory_bench(tmp_path, "node-1") as other:
-        assert not dead.exists() and bench.memory.fault == other.memory.fault == ""
         memory_folders.clean_abandoned(str(tmp_path / "memory"))
+        assert not dead.exists() and bench.memory.fault == other.memory.fault == ""
         assert bench.memory.folder.exists()
 
 

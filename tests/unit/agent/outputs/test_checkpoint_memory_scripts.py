@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.agent.outputs import checkpoint_memory
 from orchestrator.core.checkpoints import disk
 from tests.support.memory_bench import MemoryBench, memory_bench
 from tests.support.saved_files import S, write
 
-ROOMY = 1 << 50
-
-
-@pytest.fixture(autouse=True)
-def rooms(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What is free, as a test wants it."""
-    found = [ROOMY, ROOMY]
-    monkeypatch.setattr(checkpoint_memory, "find_rooms", lambda folder: list(found))
-    return found
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[MemoryBench]:
-    with memory_bench(tmp_path) as made:
-        made.memory.open(None)
-        yield made
+pytestmark = pytest.mark.usefixtures("rooms")
 
 
 def _link(bench: MemoryBench, name: str, to: str) -> Path:

@@ -17,7 +17,6 @@ import pytest
 
 from orchestrator.agent.outputs import checkpoint_scanner
 from orchestrator.agent.outputs.checkpoint_scanner import (
-    IDLE_NICENESS,
     LAST_SCAN_S_MAX,
     LOCK_FILE,
     SCAN_SHARE_MAX,
@@ -26,6 +25,7 @@ from orchestrator.agent.outputs.checkpoint_scanner import (
 from orchestrator.core.checkpoints import tree
 from orchestrator.core.checkpoints.checkpoint import CompletionReason, FileLocation
 from orchestrator.core.errors import Cancelled
+from orchestrator.core.host.procfs import IDLE_NICENESS
 from orchestrator.core.wire import reports
 from tests.support.save_bench import WAIT_S_MAX, Bench, bench, play
 from tests.support.saved_files import saved, write

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.outputs import checkpoint_memory, peer_files
+from orchestrator.agent.outputs import peer_files
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.checkpoint import CheckpointFile, CopyTarget
 from orchestrator.core.errors import Cancelled
@@ -25,6 +25,8 @@ from tests.support.memory_bench import CERTIFICATE, KEY, MEMORY_BYTES, MemoryBen
 from tests.support.saved_files import S, write
 
 TOKEN = "c" * 64
+
+pytestmark = pytest.mark.usefixtures("rooms")
 
 
 @pytest.fixture
@@ -111,13 +113,6 @@ def test_garbage_and_too_many_connections_are_cut_off(served: tuple[Path, tuple[
 
 
 # Two agents
-
-
-@pytest.fixture(autouse=True)
-def rooms(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    found = [1 << 50, 1 << 50]
-    monkeypatch.setattr(checkpoint_memory, "find_rooms", lambda folder: list(found))
-    return found
 
 
 @pytest.fixture

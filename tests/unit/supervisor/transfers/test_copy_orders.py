@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.copy_mutations import KILLERS, MUTATIONS, SURVIVORS, kills, mutated
+from tests.support.copy_mutations import KILLERS, MODULES, MUTATIONS, SURVIVORS, kills
 from tests.support.copy_play import play
-from tests.support.sim.mutations import Mutation
+from tests.support.sim.mutations import Mutation, mutated
 
 BLOCK, SOAK_BLOCK = 5, 100
 FOUND = (32, 138, 201, 280, 308, 639, 675, 938)
@@ -38,7 +38,7 @@ def test_many_orders(block: int) -> None:
 def test_each_mutation_fits_the_code() -> None:
     assert {mutation.name for mutation in MUTATIONS} == {*KILLERS, *SURVIVORS}
     for mutation in MUTATIONS:
-        with mutated(mutation):
+        with mutated(mutation, MODULES):
             pass
 
 

@@ -247,7 +247,7 @@ def test_checkpoint_is_skipped_when_memory_has_no_room_for_the_next(tmp_path: Pa
     world.learn()
     assert world.states() == [CheckpointState.WHOLE, CheckpointState.GONE, CheckpointState.WHOLE, CheckpointState.WHOLE]
     assert "was skipped" in world.saves[2].why
-    assert [(node, one.number) for node, one in world.desk.memory.discards] == [("n0", 2)]
+    assert [(node, one.number) for node, one in world.desk.copies.discards] == [("n0", 2)]
 
 
 def test_leaving_agent_has_moved_everything_to_its_disk(tmp_path: Path) -> None:
